@@ -1,0 +1,233 @@
+//! What a rank and its agent say on the local socket. One request at a time, each with one answer.
+//!
+//! Kinds of frames: [`KIND_REQUEST`] rank to agent, [`KIND_ANSWER`] agent to rank. A rank first says
+//! [`Request::Hello`]; the agent compares the socket's peer credentials with its own uid (FM-C2).
+
+use crate::ids::{DatasetNo, Key, Level, RankId, SlotId};
+use crate::manifest::FileDecl;
+use serde::{Deserialize, Serialize};
+
+/// Frame kind of a [`Request`].
+pub const KIND_REQUEST: u16 = 1;
+/// Frame kind of an [`Answer`].
+pub const KIND_ANSWER: u16 = 2;
+
+/// The dataset can restart the application (`SCR_FLAG_CHECKPOINT`).
+pub const FLAG_CHECKPOINT: u32 = 1;
+/// The dataset must reach the prefix (`SCR_FLAG_OUTPUT`).
+pub const FLAG_OUTPUT: u32 = 2;
+
+/// A setting as an application gives it, by its name in [`crate::config`]; an empty value unsets it.
+pub type SettingPair = (String, String);
+
+/// What all ranks must ask alike, in the same order. The collectives of the API.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ask {
+    /// Shall a checkpoint be taken now? Answer: `Flag`.
+    NeedCheckpoint,
+    /// A new dataset. Empty name: made from its number. Answer: `Began`.
+    Begin {
+        /// The dataset's name.
+        name: String,
+        /// `FLAG_…`
+        flags: u32,
+    },
+    /// The dataset that was begun is written. Answer: `Ok`, or `Failed` if it was dropped.
+    Complete,
+    /// Is there a dataset to restart from? Answer: `Restart`.
+    HaveRestart,
+    /// The restart begins. Answer: `Restart` with the dataset.
+    StartRestart,
+    /// The restart ended. Answer: `Ok`; `Failed` with `Rejected` if any rank said invalid: then
+    /// `HaveRestart` tells the next older dataset.
+    CompleteRestart,
+    /// Shall the application end? Answer: `Flag`.
+    ShouldExit,
+    /// The application has loaded the dataset of this name by its own means, or wants to restart from it.
+    Current {
+        /// The dataset's name.
+        name: String,
+    },
+    /// Forget the dataset of this name; files in the prefix stay.
+    Drop {
+        /// The dataset's name.
+        name: String,
+    },
+    /// Forget the dataset of this name and delete its files.
+    Delete {
+        /// The dataset's name.
+        name: String,
+    },
+    /// Nothing but that all ranks are there.
+    Barrier,
+    /// The rank has no more to say. Answer: `Ok`.
+    Finalize,
+}
+
+impl Ask {
+    /// The word for messages.
+    pub fn verb(&self) -> &'static str {
+        match self {
+            Ask::NeedCheckpoint => "need_checkpoint",
+            Ask::Begin { .. } => "start",
+            Ask::Complete => "complete",
+            Ask::HaveRestart => "have_restart",
+            Ask::StartRestart => "start_restart",
+            Ask::CompleteRestart => "complete_restart",
+            Ask::ShouldExit => "should_exit",
+            Ask::Current { .. } => "current",
+            Ask::Drop { .. } => "drop",
+            Ask::Delete { .. } => "delete",
+            Ask::Barrier => "barrier",
+            Ask::Finalize => "finalize",
+        }
+    }
+}
+
+/// What one rank adds to a collective.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct Own {
+    /// `Complete`, `CompleteRestart`: does this rank stand for its part?
+    pub valid: bool,
+    /// `Complete`: the files it wrote, with their sizes.
+    pub files: Vec<FileDecl>,
+    /// `Complete`: time between the answer to `Begin` and this call, microseconds.
+    pub write_us: u64,
+    /// `Complete`: time this rank was blocked inside the library since `Begin` was called, microseconds.
+    pub blocked_us: u64,
+    /// Settings changed since the last call (`SCR_Config`).
+    pub settings: Vec<SettingPair>,
+}
+
+/// Rank to agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// First on every connection. Answered with `Welcome` when all `size` ranks of the job have come.
+    Hello {
+        /// This rank.
+        rank: RankId,
+        /// Ranks of the job (or of the subset that uses Stanchion).
+        size: u32,
+        /// Process id as the rank sees it; the agent trusts the socket's credentials instead.
+        pid: u32,
+        /// Settings from `SCR_Config` before `SCR_Init`.
+        settings: Vec<SettingPair>,
+    },
+    /// A collective.
+    Collective {
+        /// What all ranks ask alike.
+        ask: Ask,
+        /// What this rank adds.
+        own: Own,
+    },
+    /// Answered with `Ok` when dataset `no` has reached `level` or one that survives as much (FM-L6).
+    Wait {
+        /// Which dataset.
+        no: DatasetNo,
+        /// Which level.
+        level: Level,
+        /// Longest wait, milliseconds.
+        timeout_ms: u64,
+    },
+    /// What a warning of the library should say to the user; the library prints nothing. Answered `Ok`.
+    Warn {
+        /// The text.
+        text: String,
+    },
+    /// The value of a setting now. Answered with `Setting`.
+    GetSetting {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// The dataset that ranks restart from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestartInfo {
+    /// Its key.
+    pub key: Key,
+    /// Its name.
+    pub name: String,
+    /// `FLAG_…`
+    pub flags: u32,
+    /// Directory that holds this rank's files; a file's place is `dir` + `/` + its path.
+    pub dir: String,
+    /// This rank's files.
+    pub files: Vec<FileDecl>,
+}
+
+/// Agent to rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// All ranks are there.
+    Welcome {
+        /// The slot that the rank belongs to.
+        slot: SlotId,
+        /// The prefix: absolute.
+        prefix: String,
+        /// All settings that differ from their defaults, for `SCR_Config` queries.
+        settings: Vec<SettingPair>,
+        /// How long the library should wait for an answer before it gives up, milliseconds.
+        answer_timeout_ms: u64,
+    },
+    /// Done.
+    Ok,
+    /// Yes or no, the same on all ranks.
+    Flag(bool),
+    /// A dataset was begun.
+    Began {
+        /// Its key.
+        key: Key,
+        /// Its name (made up if none was given).
+        name: String,
+        /// Directory for this rank's files: created, absolute. A file's place is `dir` + `/` + its path.
+        dir: String,
+    },
+    /// The dataset to restart from, if any.
+    Restart(Option<RestartInfo>),
+    /// The value of a setting; `None` where it has none.
+    Setting(Option<String>),
+    /// It failed. The dataset, if one was meant, is not at any level that was not reported before.
+    Failed {
+        /// For programs.
+        code: Code,
+        /// For people: dataset, rank, node, file, cause, and what to do.
+        text: String,
+    },
+}
+
+/// Why a call failed; the numbers are the C API's (`STN_ERR_…`, negated).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[repr(i32)]
+pub enum Code {
+    /// An argument is not allowed.
+    Invalid = 1,
+    /// The call does not fit the state (complete without begin).
+    State = 2,
+    /// The deadline passed.
+    Timeout = 3,
+    /// The agent cannot be reached or is gone.
+    Agent = 4,
+    /// Ranks disagree.
+    Mismatch = 5,
+    /// The dataset was dropped: a rank said invalid, or bytes were missing.
+    Dropped = 6,
+    /// A rank rejected the restart; an older dataset may be there.
+    Rejected = 7,
+    /// There is no such dataset, file or setting.
+    NotFound = 8,
+    /// Another number of ranks than the dataset has.
+    Ranks = 9,
+    /// The level cannot be reached (encode or flush failed).
+    Level = 10,
+    /// No space left.
+    Space = 11,
+    /// Input or output failed.
+    Io = 12,
+    /// The job winds down and takes no new datasets.
+    Closing = 13,
+    /// The protocol was violated.
+    Protocol = 14,
+    /// A bug in Stanchion, caught at the boundary.
+    Internal = 15,
+}

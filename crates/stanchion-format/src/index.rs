@@ -1,0 +1,127 @@
+//! What the prefix says about itself: JSON that people can read, immutable once it is there.
+//!
+//! ```text
+//! PREFIX/.stanchion/job                     the job's id, written once
+//! PREFIX/.stanchion/epoch/NNNNNNNNNN        taken by O_EXCL: the fencing epochs (FM-S11)
+//! PREFIX/.stanchion/data/KEY/slot.NNNNNN    manifest of each slot, JSON (SlotFile)
+//! PREFIX/.stanchion/index/NO.INC.json       record of a complete dataset (IndexRecord), made by link()
+//! PREFIX/.stanchion/tmp/KEY.ATTEMPT/...     files that are being written
+//! PREFIX/.stanchion/halt.json               wishes of `stanchion halt`
+//! PREFIX/.stanchion/lease.json              who uses the prefix now (FM-C5)
+//! ```
+
+use crate::checksum::{Crc, crc64};
+use crate::ids::{Ancestry, Epoch, Incarnation, JobId, Key, SlotId};
+use crate::manifest::Manifest;
+use crate::peer::DatasetInfo;
+use serde::{Deserialize, Serialize};
+
+/// Our directory in the prefix.
+pub const DIR: &str = ".stanchion";
+/// Version of these files.
+pub const INDEX_VERSION: u32 = 1;
+
+/// A complete dataset in the prefix.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IndexRecord {
+    /// [`INDEX_VERSION`].
+    pub version: u32,
+    /// The job.
+    pub job: JobId,
+    /// The epoch of who flushed it.
+    pub epoch: Epoch,
+    /// The incarnation that flushed it.
+    pub inc: Incarnation,
+    /// Its ancestry.
+    pub ancestry: Ancestry,
+    /// The dataset.
+    pub info: DatasetInfo,
+    /// When it became persistent, seconds since 1970.
+    pub unix_s: u64,
+    /// For each slot the checksum of its manifest ([`Manifest::crc`]).
+    pub slots: Vec<(SlotId, Crc)>,
+    /// Checksum of this record with this field 0, see [`IndexRecord::seal`].
+    pub crc: Crc,
+}
+
+impl IndexRecord {
+    fn compute(&self) -> Crc {
+        let mut copy = self.clone();
+        copy.crc = Crc(0);
+        crc64(&serde_json::to_vec(&copy).expect("a record always encodes"))
+    }
+
+    /// Sets `crc`.
+    pub fn seal(mut self) -> IndexRecord {
+        self.crc = self.compute();
+        self
+    }
+
+    /// Parses and verifies; `None` if it is not what it was when sealed.
+    pub fn parse(bytes: &[u8]) -> Option<IndexRecord> {
+        let record: IndexRecord = serde_json::from_slice(bytes).ok()?;
+        (record.version == INDEX_VERSION && record.compute() == record.crc).then_some(record)
+    }
+
+    /// The record's file name.
+    pub fn file_name(key: Key) -> String {
+        format!("{:012}.{}.{}.json", key.no.0, key.inc.epoch.0, key.inc.count)
+    }
+}
+
+/// The directory name of a dataset below `data/`, `tmp/` and in caches.
+pub fn key_dir(key: Key) -> String {
+    format!("{:012}.{}.{}", key.no.0, key.inc.epoch.0, key.inc.count)
+}
+
+/// The manifest of one slot as it lies in the prefix.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotFile {
+    /// [`INDEX_VERSION`].
+    pub version: u32,
+    /// The manifest.
+    pub manifest: Manifest,
+    /// [`Manifest::crc`].
+    pub crc: Crc,
+}
+
+impl SlotFile {
+    /// Parses and verifies.
+    pub fn parse(bytes: &[u8]) -> Option<SlotFile> {
+        let file: SlotFile = serde_json::from_slice(bytes).ok()?;
+        let good = file.version == INDEX_VERSION
+            && file.manifest.check().is_ok()
+            && file.manifest.crc() == file.crc;
+        good.then_some(file)
+    }
+}
+
+/// Wishes of `stanchion halt`, read by the runner.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HaltFile {
+    /// End at the next opportunity: after the next complete checkpoint, or at `SCR_Should_exit`.
+    pub now: bool,
+    /// End the application at once, without a further checkpoint.
+    pub immediately: bool,
+    /// End after this many further checkpoints.
+    pub after_checkpoints: Option<u64>,
+    /// End before this time, seconds since 1970 (less the setting `halt_s`).
+    pub before_unix_s: Option<u64>,
+    /// End after this time, seconds since 1970.
+    pub after_unix_s: Option<u64>,
+}
+
+/// Who uses the prefix now; rewritten every few seconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseFile {
+    /// The holder's epoch.
+    pub epoch: Epoch,
+    /// Where it runs, for people.
+    pub host: String,
+    /// Its process there.
+    pub pid: u32,
+    /// When it last said so, seconds since 1970.
+    pub unix_s: u64,
+    /// `run`, or `orphans` when agents flush without a runner.
+    pub role: String,
+}
