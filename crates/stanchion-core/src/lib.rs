@@ -8,5 +8,7 @@
 //!   the runner is gone.
 //! - [`fold`]: verified, once-only application of contributions to a stripe.
 
+pub mod agent;
 pub mod api;
+pub mod controller;
 pub mod fold;

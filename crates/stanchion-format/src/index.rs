@@ -11,7 +11,7 @@
 //! ```
 
 use crate::checksum::{Crc, crc64};
-use crate::ids::{Ancestry, Epoch, Incarnation, JobId, Key, SlotId};
+use crate::ids::{Ancestry, Epoch, Incarnation, JobId, Key, RankId, SlotId};
 use crate::manifest::Manifest;
 use crate::peer::DatasetInfo;
 use serde::{Deserialize, Serialize};
@@ -124,4 +124,14 @@ pub struct LeaseFile {
     pub unix_s: u64,
     /// `run`, or `orphans` when agents flush without a runner.
     pub role: String,
+}
+
+/// The directory in an agent's cache where one rank writes its files of a dataset.
+pub fn cache_rank_dir(cache: &str, key: Key, slot: SlotId, rank: RankId) -> String {
+    format!("{}/r{:06}", cache_slot_dir(cache, key, slot), rank.0)
+}
+
+/// The directory in an agent's cache of one slot's part of a dataset. Its parity is the file `parity` there.
+pub fn cache_slot_dir(cache: &str, key: Key, slot: SlotId) -> String {
+    format!("{cache}/{}/s{:06}", key_dir(key), slot.0)
 }
