@@ -95,7 +95,8 @@ char* SCR_Get_version(void);
  *   "CKPT=0 TYPE"                      asks for one member
  *
  * A value extends to the next space; double quotes protect spaces in it, and it
- * may contain further equals signs. The last setting of a name holds.
+ * may contain further equals signs. Of several such calls the last one holds; the
+ * environment and the user's configuration file go before them all.
  *
  * Settings are made before SCR_Init, which applies them; a later attempt fails
  * and changes nothing. Asking is possible before and after SCR_Init.
@@ -105,11 +106,7 @@ char* SCR_Get_version(void);
 const char* SCR_Config(const char* config);
 
 /* SCR_Config with a text made from a format and its arguments as by printf. */
-const char* SCR_Configf(const char* format, ...)
-#if defined(__GNUC__)
-    __attribute__((format(printf, 1, 2)))
-#endif
-    ;
+const char* SCR_Configf(const char* format, ...);
 
 /* ---- files -------------------------------------------------------------- */
 
