@@ -8,6 +8,9 @@
  *   native dead      an agent that closes after the second question
  *   native nobody    no agent at all
  */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

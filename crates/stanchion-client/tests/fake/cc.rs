@@ -27,7 +27,7 @@ pub fn compile(dir: &Path, cpp: bool, library: &str, sources: &[PathBuf]) -> Pat
         c
     } else {
         let mut c = Command::new(compiler("CC", "cc"));
-        c.args(["-std=c11", "-D_GNU_SOURCE"]);
+        c.arg("-std=c11");
         c
     };
     let libraries = libraries();
