@@ -144,7 +144,8 @@ fn began(dir: &str, name: &str) -> Answer {
 #[test]
 fn answers_to_other_questions_are_refused() {
     type Call = fn(&mut Client) -> Result<(), Error>;
-    let calls: &[(Call, &[fn() -> Answer])] = &[
+    type Wrong = &'static [fn() -> Answer];
+    let calls: &[(Call, Wrong)] = &[
         (
             |c| c.have_restart().map(|_| ()),
             &[

@@ -5,7 +5,9 @@ mod cc;
 #[path = "../../stanchion-client/tests/fake/mod.rs"]
 mod fake;
 
-use cc::{compile, exports, good, prototypes_of_header, prototypes_of_rust, repository, run};
+use cc::{
+    compile, compile_with, exports, good, prototypes_of_header, prototypes_of_rust, repository, run,
+};
 use fake::{Fake, Model, Reply, failed};
 use stanchion::Code;
 use stanchion_format::client::{Ask, Request};
@@ -38,7 +40,8 @@ fn programs() -> &'static (tempfile::TempDir, [PathBuf; 2]) {
     PROGRAMS.get_or_init(|| {
         let tmp = tempfile::tempdir().unwrap();
         let source = repository().join("crates/stanchion-scr/tests/c/scr_calls.c");
-        let both = [false, true].map(|cpp| compile(tmp.path(), cpp, "scr", &[source.clone()]));
+        let both =
+            [false, true].map(|cpp| compile(tmp.path(), cpp, "scr", std::slice::from_ref(&source)));
         (tmp, both)
     })
 }
@@ -209,18 +212,84 @@ fn disabled_calls_pass_through() {
     });
 }
 
-/// The example that knows nothing of MPI, written by somebody else for SCR's interface.
-#[test]
-fn a_serial_program_restarts_where_it_was() {
+/// Programs of examples/scr, written by somebody else for SCR's interface, as jobs of one rank: each is run
+/// with each of its lists of arguments in turn, against one agent.
+fn example(name: &str, runs: &[&[&str]]) {
     let tmp = tempfile::tempdir().unwrap();
-    let examples = repository().join("examples/scr");
-    let sources = [examples.join("serial.c"), examples.join("common.c")];
-    let program = compile(tmp.path(), false, "scr", &sources);
+    let root = repository();
+    let sources =
+        [format!("{name}.c"), "common.c".into()].map(|f| root.join("examples/scr").join(f));
+    let mpi = root.join("crates/stanchion-scr/tests/c/one");
+    let program = compile_with(tmp.path(), false, "scr", &sources, &[mpi]);
     let fake = Fake::model();
     let nodes = fake.socket().to_str().unwrap().to_owned();
-    let go = |arguments: &[&str]| {
-        good(run(&program, arguments, &[("STANCHION_NODES", &nodes)], fake.root()))
-    };
-    assert_eq!(go(&["--steps", "3", "--expect-restart", "0"]), "");
-    assert_eq!(go(&["--steps", "5", "--expect-restart", "3"]), "");
+    let prefix = fake.root().join("prefix");
+    for arguments in runs {
+        good(run(&program, arguments, &[("STANCHION_NODES", &nodes)], &prefix));
+    }
+}
+
+#[test]
+fn example_serial() {
+    let runs: [&[&str]; 2] =
+        [&["--steps", "3", "--expect-restart", "0"], &["--steps", "5", "--expect-restart", "3"]];
+    example("serial", &runs);
+}
+
+#[test]
+fn example_test_config() {
+    example("test_config", &[&["--expect-restart", "0"], &["--expect-restart", "1"]]);
+}
+
+#[test]
+fn example_test_api() {
+    let runs: [&[&str]; 2] =
+        [&["--steps", "3", "--expect-restart", "0"], &["--steps", "5", "--expect-restart", "3"]];
+    example("test_api", &runs);
+    example(
+        "test_api",
+        &runs.map(|r| [r, &["--style", "checkpoint"]].concat()).each_ref().map(|v| &v[..]),
+    );
+}
+
+#[test]
+fn example_test_output() {
+    let runs: [&[&str]; 2] =
+        [&["--steps", "6", "--expect-restart", "0"], &["--steps", "9", "--expect-restart", "5"]];
+    example("test_output", &runs);
+}
+
+#[test]
+fn example_test_restart_reject() {
+    let runs: [&[&str]; 3] = [
+        &["--steps", "3", "--seed", "1", "--rejects", "0"],
+        &["--steps", "3", "--seed", "2", "--expect-restart", "2"],
+        &["--rejects", "0", "--expect-restart", "3", "--expect-seed", "2", "--steps", "3"],
+    ];
+    example("test_restart_reject", &runs);
+}
+
+#[test]
+fn example_test_current() {
+    let runs: [&[&str]; 2] = [
+        &["--steps", "6", "--expect-restart", "0"],
+        &[
+            "--drop",
+            "6",
+            "--delete",
+            "5",
+            "--current",
+            "3",
+            "--expect-restart",
+            "3",
+            "--steps",
+            "4",
+        ],
+    ];
+    example("test_current", &runs);
+}
+
+#[test]
+fn example_test_halt() {
+    example("test_halt", &[&["--steps", "3", "--expect-halt", "0"]]);
 }

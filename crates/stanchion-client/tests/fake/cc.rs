@@ -19,6 +19,17 @@ fn compiler(variable: &str, default: &str) -> String {
 
 /// `sources` as one program in `dir`, as C11 or C++17; warnings are errors.
 pub fn compile(dir: &Path, cpp: bool, library: &str, sources: &[PathBuf]) -> PathBuf {
+    compile_with(dir, cpp, library, sources, &[])
+}
+
+/// The same, with further directories for headers.
+pub fn compile_with(
+    dir: &Path,
+    cpp: bool,
+    library: &str,
+    sources: &[PathBuf],
+    headers: &[PathBuf],
+) -> PathBuf {
     let name = sources[0].file_stem().unwrap().to_str().unwrap();
     let out = dir.join(format!("{name}{}", if cpp { "-cpp" } else { "-c" }));
     let mut command = if cpp {
@@ -36,6 +47,7 @@ pub fn compile(dir: &Path, cpp: bool, library: &str, sources: &[PathBuf]) -> Pat
         .arg(&out)
         .arg("-I")
         .arg(repository().join("include"))
+        .args(headers.iter().flat_map(|h| [std::ffi::OsStr::new("-I"), h.as_os_str()]))
         .args(sources)
         .args(["-x", "none", "-L"])
         .arg(&libraries)

@@ -1,7 +1,7 @@
 //! An agent of which a test chooses every reply. Also used by the tests of `stanchion-scr`.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-use stanchion::{Code, Environment, Options};
+use stanchion::{Code, Environment, FLAG_CHECKPOINT, Options};
 use stanchion_format::client::{Answer, Ask, KIND_ANSWER, KIND_REQUEST, Own, Request, RestartInfo};
 use stanchion_format::frame;
 use stanchion_format::ids::{DatasetNo, Incarnation, Key, SlotId};
@@ -56,7 +56,6 @@ pub struct Model {
     pub complete: Vec<Dataset>,
     pub warnings: Vec<String>,
     open: Option<Dataset>,
-    reading: Option<Dataset>,
     number: u64,
 }
 
@@ -70,7 +69,6 @@ impl Model {
             complete: Vec::new(),
             warnings: Vec::new(),
             open: None,
-            reading: None,
             number: 0,
         }
     }
@@ -110,8 +108,9 @@ impl Model {
         }
     }
 
-    fn restart(&self, of: Option<&Dataset>) -> Answer {
-        Answer::Restart(of.map(|d| RestartInfo {
+    fn restart(&self) -> Answer {
+        let newest = self.complete.iter().rfind(|d| d.flags & FLAG_CHECKPOINT != 0);
+        Answer::Restart(newest.map(|d| RestartInfo {
             key: d.key,
             name: d.name.clone(),
             flags: d.flags,
@@ -165,14 +164,11 @@ impl Model {
                 self.complete.push(dataset);
                 Answer::Ok
             }
-            Ask::HaveRestart => self.restart(self.complete.last()),
-            Ask::StartRestart => {
-                self.reading = self.complete.last().cloned();
-                self.restart(self.reading.as_ref())
-            }
+            Ask::HaveRestart | Ask::StartRestart => self.restart(),
             Ask::CompleteRestart if own.valid => Answer::Ok,
             Ask::CompleteRestart => {
-                self.complete.pop();
+                let newest = self.complete.iter().rposition(|d| d.flags & FLAG_CHECKPOINT != 0);
+                self.complete.remove(newest.unwrap());
                 failed(Code::Rejected, "rank 0 rejected the dataset")
             }
             Ask::Current { name } => self.named(name, false),
