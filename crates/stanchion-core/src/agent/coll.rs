@@ -8,9 +8,9 @@
 use super::{Agent, Phase, RESEND_MS};
 use crate::api::Millis;
 use crate::bugs::Bug;
-use std::collections::BTreeMap;
 use stanchion_format::ids::{AgentId, PeerId, RankId};
 use stanchion_format::peer::{Cause, CollId, Contrib, Msg, RankRange, Trouble, Verdict};
+use std::collections::BTreeMap;
 
 /// How far ahead of the newest answered question a peer may ask: ranks are in step.
 const SEQ_AHEAD_MAX: u64 = 1024;
@@ -182,10 +182,7 @@ impl Agent {
         let complete = if id == CollId::Init {
             // Ranks trickle in; every change goes up, the root counts.
             let sum = coll.merged();
-            sum.size > 0
-                && (!root
-                    || sum.ranks >= sum.size
-                    || sum.trouble.is_some())
+            sum.size > 0 && (!root || sum.ranks >= sum.size || sum.trouble.is_some())
         } else {
             coll.own_done && kids_done
         };
@@ -237,8 +234,7 @@ impl Agent {
 
     fn pass_down(&mut self, id: CollId, verdict: &Verdict) {
         let inc = self.incarnation();
-        let children =
-            self.view.as_ref().map_or_else(Vec::new, |v| v.tree.children().to_vec());
+        let children = self.view.as_ref().map_or_else(Vec::new, |v| v.tree.children().to_vec());
         for child in children {
             self.send_agent(child, Msg::Down(inc, id, verdict.clone()));
         }
@@ -340,12 +336,8 @@ impl Agent {
 
     /// Notes how many ranks each child's subtree has, when all have come.
     pub(super) fn learn_subtrees(&mut self) {
-        let kids: BTreeMap<AgentId, u32> = self
-            .coll(CollId::Init)
-            .kids
-            .iter()
-            .map(|(agent, c)| (*agent, c.ranks))
-            .collect();
+        let kids: BTreeMap<AgentId, u32> =
+            self.coll(CollId::Init).kids.iter().map(|(agent, c)| (*agent, c.ranks)).collect();
         self.ranks.set_subtrees(kids);
     }
 

@@ -3,12 +3,12 @@
 use super::{Agent, Phase, TaskFor};
 use crate::api::{Millis, TaskResult, Work};
 use crate::bugs::Bug;
-use std::collections::VecDeque;
 use stanchion_format::checksum::Crc;
 use stanchion_format::client::FLAG_OUTPUT;
 use stanchion_format::ids::{Key, Level, PeerId, SlotId};
 use stanchion_format::index::{INDEX_VERSION, IndexRecord};
 use stanchion_format::peer::{Cause, CollId, Contrib, Msg, Record, Report, Times, Trouble};
+use std::collections::VecDeque;
 
 /// Attempts to flush a dataset when the job ends.
 const FINISH_ATTEMPTS_MAX: u32 = 3;
@@ -305,9 +305,11 @@ impl Agent {
     fn root_flush(&mut self) {
         let now = self.now.mono;
         let limit = self.settings().number("flush_timeout_ms");
-        let late = self.root.as_ref().and_then(|r| r.flush.active.as_ref()).and_then(|a| {
-            (now.since(a.since) > limit).then_some((a.key, a.attempt))
-        });
+        let late = self
+            .root
+            .as_ref()
+            .and_then(|r| r.flush.active.as_ref())
+            .and_then(|a| (now.since(a.since) > limit).then_some((a.key, a.attempt)));
         if let Some((key, attempt)) = late {
             // FM-V1: a prefix that hangs costs a deadline, not the job.
             if let Some(root) = &mut self.root {

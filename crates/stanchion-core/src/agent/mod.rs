@@ -21,8 +21,6 @@ mod root;
 use crate::api::{AgentAction, AgentEvent, Millis, Now, TaskResult, Work};
 use crate::bugs::{Bug, Bugs};
 use crate::tree::Tree;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use stanchion_format::client::FLAG_CHECKPOINT;
 use stanchion_format::config::Settings;
 use stanchion_format::ids::{
@@ -33,6 +31,8 @@ use stanchion_format::peer::{
     Cause, CollId, DatasetHolding, DatasetInfo, Holdings, Msg, Plan, Report, Severity, SlotHolding,
     Times, Trouble,
 };
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// How long an unanswered message waits until it is sent again, milliseconds.
 pub const RESEND_MS: u64 = 500;
@@ -470,8 +470,7 @@ impl Agent {
         });
         self.out.push(AgentAction::Addresses(plan.agents.clone()));
         let keep: BTreeSet<Key> = plan.ledger.iter().map(|e| e.info.key).collect();
-        let evict: Vec<Key> =
-            self.datasets.keys().filter(|k| !keep.contains(k)).copied().collect();
+        let evict: Vec<Key> = self.datasets.keys().filter(|k| !keep.contains(k)).copied().collect();
         self.datasets.retain(|k, _| keep.contains(k));
         if !evict.is_empty() {
             self.out.push(AgentAction::Evict(evict));

@@ -2,9 +2,9 @@
 
 use super::{Agent, Phase};
 use crate::api::{AgentAction, Millis};
-use std::collections::{BTreeMap, BTreeSet};
 use stanchion_format::ids::{AgentId, PeerId};
 use stanchion_format::peer::{Msg, Severity};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Pause between looks at who lives, milliseconds.
 const ELECTION_MS: u64 = 500;

@@ -2,12 +2,12 @@
 
 use super::{Agent, Phase, RESEND_MS, SOURCE_RETRY_MS, SOURCE_TRIES_MAX, TASK_WINDOW, TaskFor};
 use crate::api::{AgentAction, ChunkSource, Millis, TaskResult, Work};
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use stanchion_format::data::Piece;
 use stanchion_format::ids::{AgentId, Key, Level, SlotId, StripeId};
 use stanchion_format::manifest::Manifest;
 use stanchion_format::peer::{Cause, CollId, Msg, Severity, Trouble};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Is a trouble worth another try? Then its cause may go away by itself.
 pub(super) fn passing(cause: Cause) -> bool {
@@ -67,20 +67,14 @@ impl Agent {
         let members: Vec<AgentId> = self.set_agents(key, slot);
         let Some(dataset) = self.datasets.get(&key) else { return false };
         let Some(part) = dataset.slots.get(&slot) else { return false };
-        part.parity_done
-            && members.iter().all(|a| *a == me || part.manifest_acks.contains(a))
+        part.parity_done && members.iter().all(|a| *a == me || part.manifest_acks.contains(a))
     }
 
     /// The agents that host the set of `slot`.
     fn set_agents(&self, key: Key, slot: SlotId) -> Vec<AgentId> {
         let Some(dataset) = self.datasets.get(&key) else { return Vec::new() };
-        let mut agents: Vec<AgentId> = dataset
-            .info
-            .sets
-            .members(slot)
-            .into_iter()
-            .filter_map(|m| self.host_of(m))
-            .collect();
+        let mut agents: Vec<AgentId> =
+            dataset.info.sets.members(slot).into_iter().filter_map(|m| self.host_of(m)).collect();
         agents.sort();
         agents.dedup();
         agents
@@ -96,10 +90,7 @@ impl Agent {
         }
         part.digesting = true;
         let files = part.declared.clone().unwrap_or_default();
-        self.run(
-            TaskFor::Digest(key, slot),
-            Work::Digest { key, slot, chunk_bytes, files },
-        );
+        self.run(TaskFor::Digest(key, slot), Work::Digest { key, slot, chunk_bytes, files });
     }
 
     pub(super) fn on_digested(&mut self, key: Key, slot: SlotId, result: TaskResult) {
@@ -179,7 +170,10 @@ impl Agent {
     pub(super) fn on_manifest(&mut self, from: AgentId, manifest: Manifest) {
         let (key, slot) = (manifest.key, manifest.slot);
         if manifest.check().is_err() {
-            self.log(Severity::Warn, format!("agent {from} sent a malformed manifest of dataset {key}"));
+            self.log(
+                Severity::Warn,
+                format!("agent {from} sent a malformed manifest of dataset {key}"),
+            );
             return;
         }
         let Some(dataset) = self.datasets.get_mut(&key) else { return };

@@ -3,7 +3,6 @@
 use super::{Agent, Dataset, Phase, SlotPart, TaskFor};
 use crate::api::{AgentAction, ConnId, Millis, TaskResult, Work};
 use crate::bugs::Bug;
-use std::collections::{BTreeMap, BTreeSet};
 use stanchion_format::client::{Answer, Ask, Code, Own, Request, RestartInfo, SettingPair};
 use stanchion_format::ids::{AgentId, DatasetNo, Key, Level, RankId, SlotId};
 use stanchion_format::layout::block_slot;
@@ -12,6 +11,7 @@ use stanchion_format::peer::{
     Cause, CollId, Contrib, DatasetInfo, RankRange, Record, Severity, Times, Trouble, Verdict,
 };
 use stanchion_format::{index, limits, name};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One rank.
 #[derive(Debug)]
@@ -40,7 +40,6 @@ struct Wait {
 struct Across {
     conn: ConnId,
     ask: Ask,
-    trouble: Option<Trouble>,
 }
 
 /// The ranks of this agent.
@@ -109,12 +108,11 @@ impl Ranks {
 
     /// Ranks that live on start counting anew; all wait in `across` or compute.
     pub(super) fn new_incarnation(&mut self) {
-        for (id, rank) in &mut self.ranks {
+        for rank in self.ranks.values_mut() {
             if let Some(seq) = rank.waiting.take()
                 && let Some((ask, _)) = self.asks.get(&seq)
             {
-                let _ = id;
-                self.across.push(Across { conn: rank.conn, ask: ask.clone(), trouble: None });
+                self.across.push(Across { conn: rank.conn, ask: ask.clone() });
             }
             rank.seq = 0;
         }
@@ -155,7 +153,9 @@ impl Agent {
 
     pub(super) fn on_rank_request(&mut self, conn: ConnId, request: Request) {
         match request {
-            Request::Hello { rank, size, settings, .. } => self.on_hello(conn, rank, size, settings),
+            Request::Hello { rank, size, settings, .. } => {
+                self.on_hello(conn, rank, size, settings)
+            }
             request if !self.ranks.by_conn.contains_key(&conn) => {
                 let _ = request;
                 self.fail(conn, Code::Protocol, "the first request must be hello".into());
@@ -167,8 +167,11 @@ impl Agent {
                 self.tick_waits();
             }
             Request::Warn { text } => {
-                let shown: String =
-                    text.chars().take(limits::TEXT_BYTES_MAX).flat_map(char::escape_debug).collect();
+                let shown: String = text
+                    .chars()
+                    .take(limits::TEXT_BYTES_MAX)
+                    .flat_map(char::escape_debug)
+                    .collect();
                 self.log(Severity::Warn, shown);
                 self.answer(conn, Answer::Ok);
             }
@@ -184,7 +187,10 @@ impl Agent {
 
     fn on_hello(&mut self, conn: ConnId, rank: RankId, size: u32, settings: Vec<SettingPair>) {
         let refuse = if self.phase != Phase::Open || self.orphan.orphaned() {
-            Some((Code::Closing, "this job takes no ranks now: it is starting, restoring or winding down".to_owned()))
+            Some((
+                Code::Closing,
+                "this job takes no ranks now: it is starting, restoring or winding down".to_owned(),
+            ))
         } else if self.view.as_ref().is_none_or(|v| !v.plan.ranks_welcome) {
             Some((Code::Closing, "the job is winding down and takes no new ranks".to_owned()))
         } else if size == 0 || size > limits::RANKS_MAX || rank.0 >= size {
@@ -192,9 +198,20 @@ impl Agent {
         } else if self.ranks.by_conn.contains_key(&conn) {
             Some((Code::Protocol, "hello was said already".to_owned()))
         } else if self.ranks.welcome {
-            Some((Code::State, format!("rank {rank} comes too late: all {} ranks are there already", self.ranks.size)))
+            Some((
+                Code::State,
+                format!(
+                    "rank {rank} comes too late: all {} ranks are there already",
+                    self.ranks.size
+                ),
+            ))
         } else if self.ranks.ranks.contains_key(&rank) {
-            Some((Code::Invalid, format!("rank {rank} is there already: two processes claim its number; check the launcher's environment")))
+            Some((
+                Code::Invalid,
+                format!(
+                    "rank {rank} is there already: two processes claim its number; check the launcher's environment"
+                ),
+            ))
         } else {
             None
         };
@@ -282,11 +299,7 @@ impl Agent {
             ask: Some(ask.clone()),
             ask_rank: rank_id,
             settings: own.settings.clone(),
-            times: Times {
-                write_us: own.write_us,
-                blocked_us: own.blocked_us,
-                ..Times::default()
-            },
+            times: Times { write_us: own.write_us, blocked_us: own.blocked_us, ..Times::default() },
             ..Contrib::default()
         };
         match ask {
@@ -366,7 +379,11 @@ impl Agent {
         }
         if complete && self.bug(Bug::SkipStat) {
             let open = self.ranks.open;
-            for part in open.and_then(|k| self.datasets.get_mut(&k)).into_iter().flat_map(|d| d.slots.values_mut()) {
+            for part in open
+                .and_then(|k| self.datasets.get_mut(&k))
+                .into_iter()
+                .flat_map(|d| d.slots.values_mut())
+            {
                 part.data = true;
             }
             self.own_part_done(seq);
@@ -415,8 +432,7 @@ impl Agent {
         if let Some(trouble) = failed {
             let trouble = trouble.slot(slot);
             self.coll(CollId::Seq(seq)).own.trouble.get_or_insert(trouble);
-        } else if let Some(part) =
-            self.datasets.get_mut(&key).and_then(|d| d.slots.get_mut(&slot))
+        } else if let Some(part) = self.datasets.get_mut(&key).and_then(|d| d.slots.get_mut(&slot))
         {
             part.data = true;
         }
@@ -437,7 +453,9 @@ impl Agent {
         }
         let Some(conn) = self.ranks.ranks.get(&rank).map(|r| r.conn) else { return };
         let text = match self.coll(id).verdict.clone() {
-            Some(Verdict::Failed(_, trouble)) => format!("this call failed before this rank made it: {trouble}"),
+            Some(Verdict::Failed(_, trouble)) => {
+                format!("this call failed before this rank made it: {trouble}")
+            }
             _ => "this call was answered before this rank made it".to_owned(),
         };
         if let Some(r) = self.ranks.ranks.get_mut(&rank) {
@@ -486,15 +504,16 @@ impl Agent {
 
     fn answer_for(&self, ask: &Ask, verdict: &Verdict, rank: RankId) -> Answer {
         match verdict {
-            Verdict::Failed(code, trouble) => Answer::Failed {
-                code: *code,
-                text: format!("{} failed: {trouble}", ask.verb()),
-            },
+            Verdict::Failed(code, trouble) => {
+                Answer::Failed { code: *code, text: format!("{} failed: {trouble}", ask.verb()) }
+            }
             Verdict::Flag(flag) => Answer::Flag(*flag),
             Verdict::Record(n) => match self.records.get(*n) {
                 Some(Record::Drop(key, trouble)) => Answer::Failed {
                     code: if trouble.cause == Cause::NoSpace { Code::Space } else { Code::Dropped },
-                    text: format!("dataset {key} is dropped: {trouble}; nothing of it will be used, the one before stays"),
+                    text: format!(
+                        "dataset {key} is dropped: {trouble}; nothing of it will be used, the one before stays"
+                    ),
                 },
                 _ => Answer::Ok,
             },
@@ -573,9 +592,12 @@ impl Agent {
         if let (Some(trouble), Some(dataset)) = (failed, self.datasets.get_mut(&key)) {
             dataset.trouble.get_or_insert(trouble);
         }
-        let begun = self.ranks.asks.iter().rev().find_map(|(seq, (ask, _))| {
-            matches!(ask, Ask::Begin { .. }).then_some(*seq)
-        });
+        let begun = self
+            .ranks
+            .asks
+            .iter()
+            .rev()
+            .find_map(|(seq, (ask, _))| matches!(ask, Ask::Begin { .. }).then_some(*seq));
         let Some(seq) = begun else { return };
         let Some(left) = self.ranks.stats.get_mut(&seq) else { return };
         *left -= 1;
@@ -615,8 +637,7 @@ impl Agent {
         if rank.finalized || !self.ranks.welcome {
             return;
         }
-        let waiting: Vec<u64> =
-            self.ranks.ranks.values().filter_map(|r| r.waiting).collect();
+        let waiting: Vec<u64> = self.ranks.ranks.values().filter_map(|r| r.waiting).collect();
         for seq in waiting {
             self.own_part(seq);
         }
@@ -632,17 +653,28 @@ impl Agent {
                     self.answer(waiting.conn, Answer::Ok);
                 }
                 Ask::Current { name: wanted_name } => {
-                    self.fail(waiting.conn, Code::NotFound, format!("there is no usable dataset '{}'", wanted_name.escape_debug()));
+                    self.fail(
+                        waiting.conn,
+                        Code::NotFound,
+                        format!("there is no usable dataset '{}'", wanted_name.escape_debug()),
+                    );
                 }
                 Ask::CompleteRestart => {
                     let next = match &name {
-                        Some(name) => format!("dataset {} comes next: ask again whether there is a restart", name.escape_debug()),
+                        Some(name) => format!(
+                            "dataset {} comes next: ask again whether there is a restart",
+                            name.escape_debug()
+                        ),
                         None => "there is no older one".to_owned(),
                     };
                     let text = format!("a rank rejected the dataset; {next}");
                     self.fail(waiting.conn, Code::Rejected, text);
                 }
-                _ => self.fail(waiting.conn, Code::Closing, "the job was restored while this call was under way; make it again".into()),
+                _ => self.fail(
+                    waiting.conn,
+                    Code::Closing,
+                    "the job was restored while this call was under way; make it again".into(),
+                ),
             }
         }
     }
@@ -665,10 +697,12 @@ impl Agent {
             if reached {
                 self.answer(wait.conn, Answer::Ok);
             } else if lost {
-                let text = format!("dataset {name} does not reach '{}' any more", wait.level.as_str());
+                let text =
+                    format!("dataset {name} does not reach '{}' any more", wait.level.as_str());
                 self.fail(wait.conn, Code::Level, text);
             } else if now >= wait.deadline {
-                let text = format!("dataset {name} has not reached '{}' in time", wait.level.as_str());
+                let text =
+                    format!("dataset {name} has not reached '{}' in time", wait.level.as_str());
                 self.fail(wait.conn, Code::Timeout, text);
             } else {
                 self.ranks.waits.push(wait);

@@ -7,9 +7,9 @@
 use super::{Agent, Dataset, Phase, RESEND_MS};
 use crate::api::{AgentAction, Millis};
 use crate::bugs::Bug;
-use std::collections::BTreeMap;
 use stanchion_format::ids::{AgentId, Key, Level};
 use stanchion_format::peer::{Msg, Record, Severity};
+use std::collections::BTreeMap;
 
 /// Records that may be missing in between, or sent again at once.
 const RECORDS_WINDOW: u64 = 64;
@@ -215,10 +215,7 @@ impl Agent {
                 if let Some(dataset) = self.datasets.get_mut(&key) {
                     dataset.protect_failed = true;
                 }
-                self.log(
-                    Severity::Debug,
-                    format!("dataset {key} stays unprotected: {trouble}"),
-                );
+                self.log(Severity::Debug, format!("dataset {key} stays unprotected: {trouble}"));
                 self.root_protect_failed(key, trouble);
             }
             Record::FlushStart(key, attempt) => self.flush_started(key, attempt),
@@ -334,8 +331,14 @@ impl super::TaskFor {
     fn concerns(&self, keys: &[Key]) -> bool {
         use super::TaskFor::*;
         match self {
-            MakeDirs(k) | Stat(k, ..) | Digest(k, _) | Encode(k, ..) | Restore(k, _)
-            | Rebuild(k, ..) | Flush(k, ..) | Index(k, _) => keys.contains(k),
+            MakeDirs(k)
+            | Stat(k, ..)
+            | Digest(k, _)
+            | Encode(k, ..)
+            | Restore(k, _)
+            | Rebuild(k, ..)
+            | Flush(k, ..)
+            | Index(k, _) => keys.contains(k),
             Nothing => false,
         }
     }

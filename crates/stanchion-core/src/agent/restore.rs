@@ -6,12 +6,12 @@ use super::{
 };
 use crate::api::{ChunkSource, Millis, TaskResult, Work};
 use crate::bugs::Bug;
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use stanchion_format::data::Piece;
 use stanchion_format::ids::{AgentId, Key, PeerId, RankId, SlotId};
 use stanchion_format::manifest::Manifest;
 use stanchion_format::peer::{Cause, Msg, Restored, Severity, Source, Trouble};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// One slot of one dataset on its way.
 #[derive(Debug)]

@@ -2,7 +2,6 @@
 
 use super::{Agent, RESEND_MS, UNPROTECTED_MAX};
 use crate::api::{Millis, Now};
-use std::collections::{BTreeSet, VecDeque};
 use stanchion_format::client::{Ask, Code, FLAG_CHECKPOINT, FLAG_OUTPUT};
 use stanchion_format::ids::{DatasetNo, Key, Level, PeerId};
 use stanchion_format::layout::{Scheme, Sets};
@@ -11,6 +10,7 @@ use stanchion_format::peer::{
     Cause, CollId, Contrib, DatasetInfo, Msg, Plan, Record, Report, Severity, Times, Trouble,
     Verdict,
 };
+use std::collections::{BTreeSet, VecDeque};
 
 /// Reports that may wait for the controller's acknowledgement; older ones are dropped beyond it.
 const REPORTS_MAX: usize = 1024;
@@ -180,9 +180,8 @@ impl Agent {
             self.collective_failed(id, &all, Code::Mismatch, trouble);
             return;
         }
-        let urgent = all.trouble.clone().filter(|t| {
-            matches!(t.cause, Cause::Timeout | Cause::Unreachable)
-        });
+        let urgent =
+            all.trouble.clone().filter(|t| matches!(t.cause, Cause::Timeout | Cause::Unreachable));
         let Some(ask) = all.ask.clone() else {
             self.answer_coll(id, Verdict::Failed(Code::Internal, Trouble::new(Cause::State)));
             return;
