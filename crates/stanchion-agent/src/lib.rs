@@ -3,4 +3,5 @@
 //! - [`link`]: authenticated links between agents and the controller.
 
 pub mod link;
+pub mod ranks;
 pub mod secret;
