@@ -19,7 +19,7 @@ use stanchion_format::client::{Answer, Code, KIND_ANSWER, KIND_REQUEST, Request}
 use stanchion_format::frame::{self, FrameError, HEADER_BYTES, Header};
 use stanchion_format::limits::CLIENT_FRAME_BYTES_MAX;
 use tokio::io::unix::AsyncFd;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tracing::{debug, warn};
@@ -285,12 +285,14 @@ async fn connection(
 
 /// Ends when the process does; never for one that cannot be named.
 async fn exited(pidfd: Option<Arc<OwnedFd>>) {
-    if let Some(pidfd) = pidfd
-        && let Ok(watched) = AsyncFd::with_interest(pidfd, tokio::io::Interest::READABLE)
-    {
-        // A pidfd becomes readable when its process ends, and stays so.
-        let _ = watched.readable().await;
-        return;
+    if let Some(pidfd) = pidfd {
+        // SAFETY: the Arc keeps the descriptor open and the same for as long as the AsyncFd lives.
+        let watched = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) };
+        if let Ok(watched) = watched {
+            // A pidfd becomes readable when its process ends, and stays so.
+            let _ = watched.readable().await;
+            return;
+        }
     }
     std::future::pending().await
 }

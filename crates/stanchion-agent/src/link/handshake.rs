@@ -24,9 +24,9 @@ const MAGIC: [u8; 4] = *b"STNL";
 pub(crate) const PREFACE_BYTES: usize = 8;
 /// Largest message of the handshake, bytes; ours have some 60.
 pub(crate) const HANDSHAKE_BYTES_MAX: usize = 256;
-/// Largest message after the handshake, bytes, and what of it is not payload (Noise, section 3 and 5.1).
-pub(crate) const MESSAGE_BYTES_MAX: usize = 65_535;
-pub(crate) const TAG_BYTES: usize = 16;
+/// Largest message after the handshake, bytes, and what of it is not payload (Noise, sections 3 and 5.1).
+const MESSAGE_BYTES_MAX: usize = 65_535;
+const TAG_BYTES: usize = 16;
 
 /// Why there is no link.
 #[derive(Debug, thiserror::Error)]
@@ -79,7 +79,7 @@ pub struct Credentials {
     /// Of which job.
     pub job: JobId,
     /// What proves it.
-    pub secret: Secret,
+    pub secret: Arc<Secret>,
     /// Data connections are encrypted too (the setting `encrypt`).
     pub encrypt: bool,
 }
@@ -209,9 +209,8 @@ impl Initiator {
     pub fn start(who: &Credentials, role: Role) -> Result<(Initiator, Vec<u8>), LinkError> {
         let preface = preface(role, who.encrypt);
         let prologue = prologue(&preface, who.job);
-        let mut state = builder(&who.secret, &prologue)?
-            .build_initiator()
-            .map_err(|_| LinkError::Secret)?;
+        let mut state =
+            builder(&who.secret, &prologue)?.build_initiator().map_err(|_| LinkError::Secret)?;
         let mut bytes = preface.to_vec();
         bytes.extend(write(&mut state, who.me)?);
         Ok((Initiator(state), bytes))
@@ -261,9 +260,8 @@ impl Responder {
     ) -> Result<(Responder, Vec<u8>), LinkError> {
         // Both sides must want the same of `encrypt`: the prologue is made of our own preface.
         let prologue = prologue(&preface(Responder::role(bytes)?, who.encrypt), who.job);
-        let mut state = builder(&who.secret, &prologue)?
-            .build_responder()
-            .map_err(|_| LinkError::Secret)?;
+        let mut state =
+            builder(&who.secret, &prologue)?.build_responder().map_err(|_| LinkError::Secret)?;
         let peer = read(&mut state, message)?;
         let out = write(&mut state, who.me)?;
         Ok((Responder { state, peer }, out))

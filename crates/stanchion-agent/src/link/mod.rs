@@ -96,9 +96,26 @@ pub enum LinkEvent {
     Silent(PeerId),
 }
 
-/// The links of one process. Cheap to clone; all clones are one.
+/// The links of one process. Cheap to clone; all clones are one. With the last clone the links go.
 #[derive(Clone)]
-pub struct Links(Arc<Shared>);
+pub struct Links(Arc<Owner>);
+
+/// Tasks hold `Shared`, handles hold this.
+struct Owner(Arc<Shared>);
+
+impl std::ops::Deref for Owner {
+    type Target = Arc<Shared>;
+
+    fn deref(&self) -> &Arc<Shared> {
+        &self.0
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.abort_all();
+    }
+}
 
 struct Shared {
     who: Arc<Credentials>,
@@ -139,7 +156,7 @@ impl Links {
     pub fn new(who: Arc<Credentials>, tuning: Tuning) -> (Links, mpsc::Receiver<LinkEvent>) {
         let (events, receiver) = mpsc::channel(EVENTS_MAX);
         let shared = Shared { who, tuning, events, table: Mutex::default(), ended: Notify::new() };
-        (Links(Arc::new(shared)), receiver)
+        (Links(Arc::new(Owner(Arc::new(shared)))), receiver)
     }
 
     /// Who is where from now on. Links that stand are left alone: core judges what comes by them.
@@ -233,7 +250,7 @@ impl Links {
         frame.into_iter().for_each(|f| peer.pending.push(f));
         if peer.call.is_none() {
             let pause = peer.silent_until.map(|t| t.saturating_duration_since(Instant::now()));
-            let shared = self.0.clone();
+            let shared = Arc::clone(&self.0);
             let call = tokio::spawn(call(shared, to, address, pause.unwrap_or_default()));
             peer.call = Some(call.abort_handle());
         }
@@ -260,15 +277,6 @@ impl Peer {
     fn abort(self) {
         let tasks = self.links.iter().flat_map(|l| [&l.reader, &l.writer]).flatten();
         tasks.chain(&self.call).for_each(AbortHandle::abort);
-    }
-}
-
-impl Drop for Links {
-    fn drop(&mut self) {
-        // Tasks hold `Shared`, not `Links`: with the last handle the links go.
-        if Arc::strong_count(&self.0) == 1 {
-            self.0.abort_all();
-        }
     }
 }
 

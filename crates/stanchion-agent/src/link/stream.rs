@@ -1,7 +1,6 @@
 //! Handshakes and frames over real sockets.
 
 use std::io::{self, Read, Write};
-use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +14,8 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::handshake::{
-    Credentials, HANDSHAKE_BYTES_MAX, Initiator, LinkError, MESSAGE_BYTES_MAX, Opener,
-    PREFACE_BYTES, Responder, Role, Sealer, Session,
+    Credentials, HANDSHAKE_BYTES_MAX, Initiator, LinkError, Opener, PREFACE_BYTES, Responder, Role,
+    Sealer, Session,
 };
 
 /// How much is encrypted and handed to the kernel at a time, bytes.
@@ -233,14 +232,9 @@ impl DataStream {
         DataStream { tcp, crypt }
     }
 
-    /// For timeouts and for closing from elsewhere.
+    /// For timeouts, and for closing it from elsewhere.
     pub fn socket(&self) -> &std::net::TcpStream {
         &self.tcp
-    }
-
-    /// Ends the connection in both directions; a thread that waits in it wakes up.
-    pub fn close(&self) {
-        let _ = self.tcp.shutdown(Shutdown::Both);
     }
 }
 
