@@ -236,6 +236,9 @@ pub struct RoutedArgs {
     /// Checkpoints in each run; the first of each run is warm-up and reported on its own
     #[arg(long, default_value_t = 4)]
     pub checkpoints: u32,
+    /// Computing between two checkpoints, milliseconds
+    #[arg(long, default_value_t = 3000)]
+    pub pause_ms: u32,
     /// Redundancy scheme
     #[arg(long, default_value = "XOR")]
     pub scheme: String,
