@@ -731,9 +731,9 @@ pub fn from_file(text: &str) -> Result<(Settings, Vec<String>), ConfigError> {
         }
         let (name, value) = line.split_once('=').ok_or(ConfigError::Line { line: i + 1 })?;
         let name = name.trim();
-        if ["CKPT", "STORE", "GROUPS"].contains(&name) {
-            descriptors.push(line.to_owned());
-        } else if SCR_WITHOUT_MEANING.iter().any(|(n, _)| *n == name) {
+        let aside = ["CKPT", "STORE", "GROUPS"].contains(&name)
+            || SCR_WITHOUT_MEANING.iter().any(|(n, _)| *n == name);
+        if aside {
             descriptors.push(line.to_owned());
         } else {
             settings.set(name, value)?;
