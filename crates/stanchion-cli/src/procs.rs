@@ -80,12 +80,25 @@ pub fn with_environment(variable: &str) -> Vec<Proc> {
         .collect()
 }
 
-fn environment_has(pid: i32, variable: &[u8]) -> bool {
-    let Ok(file) = std::fs::File::open(format!("/proc/{pid}/environ")) else { return false };
+fn environment(pid: i32) -> Vec<u8> {
+    let Ok(file) = std::fs::File::open(format!("/proc/{pid}/environ")) else { return Vec::new() };
     let mut bytes = Vec::new();
     // A process that ends meanwhile reads as an error; it is nobody's then.
-    file.take(ENVIRON_BYTES_MAX).read_to_end(&mut bytes).is_ok()
-        && bytes.split(|b| *b == 0).any(|v| v == variable)
+    match file.take(ENVIRON_BYTES_MAX).read_to_end(&mut bytes) {
+        Ok(_) => bytes,
+        Err(_) => Vec::new(),
+    }
+}
+
+fn environment_has(pid: i32, variable: &[u8]) -> bool {
+    environment(pid).split(|b| *b == 0).any(|v| v == variable)
+}
+
+/// The value of a variable with which a process was started.
+pub fn environment_value(pid: i32, name: &str) -> Option<String> {
+    let all = environment(pid);
+    let value = all.split(|b| *b == 0).find_map(|v| v.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+    String::from_utf8(value.to_vec()).ok()
 }
 
 /// Sends `signal` to exactly this process; false if it is gone.

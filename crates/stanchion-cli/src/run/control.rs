@@ -79,3 +79,28 @@ pub fn status(status: &Status) -> Value {
         "spares": status.spares.iter().map(|a| a.0).collect::<Vec<_>>(),
     })
 }
+
+/// Variables by which launchers tell a process its rank; see the client library.
+const RANK_VARIABLES: [&str; 6] =
+    ["STANCHION_RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RANK"];
+
+/// The processes that were started as ranks, as far as they run on this machine.
+pub fn ranks(status: &Status, agents: &Value) -> Value {
+    let number = |a: &Value| a["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+    let except = agents.as_array().into_iter().flatten().filter(|a| a["alive"] == true).filter_map(number).collect();
+    let own = std::process::id() as i32;
+    let list: Vec<Value> = crate::procs::descendants(own, &except)
+        .into_iter()
+        .filter_map(|p| {
+            let value = RANK_VARIABLES.iter().find_map(|name| crate::procs::environment_value(p.pid, name))?;
+            let rank: u32 = value.parse().ok()?;
+            let slots = status.slots.len() as u32;
+            let node = status
+                .ranks
+                .filter(|ranks| rank < *ranks && slots > 0)
+                .map(|ranks| stanchion_format::layout::block_slot(rank, ranks, slots).0);
+            Some(json!({"rank": rank, "pid": p.pid, "node": node}))
+        })
+        .collect();
+    json!(list)
+}

@@ -1,4 +1,5 @@
-//! One job at a time uses a prefix (FM-C5): waiting for others to leave, and saying that we are here.
+//! One job at a time uses a prefix (FM-C5): waiting for others to leave, and saying that we are here. The
+//! lease is kept and given back by `stanchion_agent::lead`.
 
 use crate::exit::{Exit, Failed};
 use crate::{jobdir, out, prefix as tools};
@@ -9,14 +10,12 @@ use stanchion_format::peer::{Cause, Trouble};
 use stanchion_io::prefix::Prefix;
 use std::fs::{File, TryLockError};
 use std::path::Path;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often the holder writes its lease.
-const BEAT: Duration = Duration::from_secs(2);
-/// A lease that does not change for so long has no holder any more. Seen by the change, not by its time:
-/// clocks differ.
-const SILENT: Duration = Duration::from_secs(12);
+/// A lease that does not change for so long has no holder any more: it is written every 5 s. Seen by the
+/// change, not by its time: clocks differ.
+const SILENT: Duration = Duration::from_secs(16);
 /// Unless its time is so old that no clock is that wrong.
 const OLD_S: u64 = 24 * 3600;
 /// How often the halt file is looked at.
@@ -24,20 +23,12 @@ const LOOK: Duration = Duration::from_secs(1);
 /// How often a waiting run looks again.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// The right to use a prefix.
-#[derive(Debug)]
-pub struct Lease {
-    /// The epoch that was taken.
-    pub epoch: Epoch,
-    ours: LeaseFile,
-}
-
 fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Waits until nobody uses the prefix, at most `wait`, and takes it. `base`: where this user's jobs are.
-pub fn take(prefix: &Prefix, base: &Path, wait: Duration) -> Result<Lease, Failed> {
+/// Waits until nobody uses the prefix, at most `wait`, and takes it with a new epoch. `base`: where this user's jobs are.
+pub fn take(prefix: &Prefix, base: &Path, wait: Duration) -> Result<Epoch, Failed> {
     let unusable = |t: Trouble| tools::unusable(prefix.root(), &t);
     let begin = Instant::now();
     // Two that start at once: one looks and takes, then the other looks. Where the file system has no
@@ -74,7 +65,7 @@ pub fn take(prefix: &Prefix, base: &Path, wait: Duration) -> Result<Lease, Faile
     let epoch = prefix.take_epoch().map_err(unusable)?;
     let ours = LeaseFile { epoch, host: host(), pid: std::process::id(), unix_s: out::unix_s(), role: "run".into() };
     prefix.write_lease(&ours).map_err(unusable)?;
-    Ok(Lease { epoch, ours })
+    Ok(epoch)
 }
 
 /// Our turn to look and take; given back with the file.
@@ -113,90 +104,25 @@ fn user(root: &Path, base: &Path, seen: Option<&(LeaseFile, Instant)>) -> Option
     (fresh && !gone).then(|| tools::holder(lease))
 }
 
-/// What the watch of the prefix sees.
-#[derive(Debug)]
-pub enum Seen {
-    /// The wishes to halt changed.
-    Halt(HaltFile),
-    /// A higher epoch was taken: somebody else decides (FM-S11).
-    Fenced(Epoch),
-    /// The lease cannot be written. Said once.
-    Trouble(Trouble),
-}
-
-/// Keeps the lease and looks for wishes on a thread of its own: a file system that hangs must not stop
-/// the runner. Ends when dropped, without waiting.
-#[derive(Debug)]
-pub struct Watch {
-    stop: mpsc::Sender<()>,
-    done: mpsc::Receiver<()>,
-}
-
-impl Watch {
-    /// Starts it.
-    pub fn start(
-        prefix: Arc<Prefix>,
-        lease: Lease,
-        halt: HaltFile,
-        tell: tokio::sync::mpsc::UnboundedSender<Seen>,
-    ) -> std::io::Result<Watch> {
-        let (stop, stopped) = mpsc::channel();
-        let (finished, done) = mpsc::channel();
-        std::thread::Builder::new().name("prefix-watch".into()).spawn(move || {
-            watch(&prefix, &lease, halt, &tell, &stopped);
-            // Only what is ours: a higher epoch's lease stays.
-            if prefix.read_lease().is_ok_and(|l| l.is_some_and(|l| l.epoch == lease.epoch)) {
-                let _nobody_waits_for_it = prefix.remove_lease();
-            }
-            let _runner_may_be_gone = finished.send(());
-        })?;
-        Ok(Watch { stop, done })
-    }
-
-    /// Ends it and gives the prefix free; waits for that at most `limit`.
-    pub fn end(self, limit: Duration) -> bool {
-        drop(self.stop);
-        self.done.recv_timeout(limit).is_ok()
-    }
-}
-
-fn watch(
-    prefix: &Prefix,
-    lease: &Lease,
+/// Looks for wishes to halt on a thread of its own: a file system that hangs must not stop the runner.
+/// Ends when the receiver is dropped; nobody waits for it.
+pub fn watch_halt(
+    prefix: Arc<Prefix>,
     mut halt: HaltFile,
-    tell: &tokio::sync::mpsc::UnboundedSender<Seen>,
-    stopped: &mpsc::Receiver<()>,
-) {
-    let mut beaten = Instant::now();
-    let mut complained = false;
-    while stopped.recv_timeout(LOOK) == Err(mpsc::RecvTimeoutError::Timeout) {
-        let mut seen = Vec::new();
-        // A file that cannot be read now says nothing new.
-        if let Ok(now) = prefix.read_halt().map(Option::unwrap_or_default) {
+    tell: tokio::sync::mpsc::UnboundedSender<HaltFile>,
+) -> std::io::Result<()> {
+    std::thread::Builder::new().name("stn-halt".into()).spawn(move || {
+        while !tell.is_closed() {
+            std::thread::sleep(LOOK);
+            // A file that cannot be read now says nothing new.
+            let Ok(now) = prefix.read_halt().map(Option::unwrap_or_default) else { continue };
             if now != halt {
                 halt = now.clone();
-                seen.push(Seen::Halt(now));
-            }
-        }
-        if beaten.elapsed() >= BEAT {
-            beaten = Instant::now();
-            let beat = LeaseFile { unix_s: out::unix_s(), ..lease.ours.clone() };
-            match prefix.write_lease(&beat) {
-                Ok(()) => complained = false,
-                Err(t) if t.cause == Cause::Fenced => {
-                    seen.push(Seen::Fenced(prefix.newest_epoch().unwrap_or(lease.epoch)));
+                if tell.send(now).is_err() {
+                    return;
                 }
-                Err(t) if !complained => {
-                    complained = true;
-                    seen.push(Seen::Trouble(t));
-                }
-                Err(_) => {}
             }
         }
-        for s in seen {
-            if tell.send(s).is_err() {
-                return;
-            }
-        }
-    }
+    })?;
+    Ok(())
 }
