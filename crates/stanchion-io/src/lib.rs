@@ -7,3 +7,4 @@
 pub mod cache;
 pub mod fs;
 pub mod prefix;
+pub mod trouble;

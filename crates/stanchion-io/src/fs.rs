@@ -1,1 +1,0 @@
-//! The system calls that the rest of this crate needs, as a trait.
