@@ -250,7 +250,7 @@ impl Links {
         frame.into_iter().for_each(|f| peer.pending.push(f));
         if peer.call.is_none() {
             let pause = peer.silent_until.map(|t| t.saturating_duration_since(Instant::now()));
-            let shared = Arc::clone(&self.0);
+            let shared = self.0.0.clone();
             let call = tokio::spawn(call(shared, to, address, pause.unwrap_or_default()));
             peer.call = Some(call.abort_handle());
         }
