@@ -496,3 +496,6 @@ impl Queue {
         state.bytes = 0;
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -147,7 +147,9 @@ impl Controller {
 
     /// An orphaned agent learns from its peers who hosted what: from whoever holds most.
     fn slots_from_holdings(&mut self) {
-        let mut slots: Vec<AgentId> = vec![AgentId(u32::MAX); self.cfg.nodes as usize];
+        let infos = self.holdings.values().flat_map(|h| &h.datasets).map(|d| &d.info);
+        let nodes = infos.max_by_key(|i| i.key).map_or(self.cfg.nodes, |i| i.sets.slots);
+        let mut slots: Vec<AgentId> = vec![AgentId(u32::MAX); nodes as usize];
         for (agent, holdings) in &self.holdings {
             for dataset in &holdings.datasets {
                 for slot in dataset.slots.iter().filter(|s| s.data) {

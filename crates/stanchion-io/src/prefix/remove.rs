@@ -1,6 +1,6 @@
 //! Removing datasets and leftovers from the prefix.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::Path;
 
 use stanchion_format::ids::Key;
@@ -28,7 +28,7 @@ impl Prefix {
             }
         }
         self.withdraw(key)?;
-        for entry in doomed {
+        for entry in &doomed {
             let path = Path::new(&entry.path);
             let ours = self.fs.stat(path);
             if ours.is_ok_and(|s| s.kind == Kind::File && s.bytes == entry.bytes) {
@@ -38,7 +38,12 @@ impl Prefix {
                 fs::prune(&*self.fs, path.parent().unwrap_or(Path::new("")), Path::new(""));
             }
         }
-        // Last, so that a delete that was interrupted still finds its files.
+        // The manifests last, and durably so: a delete that was interrupted still finds its files.
+        let dirs: BTreeSet<&Path> =
+            doomed.iter().flat_map(|f| Path::new(&f.path).ancestors().skip(1)).collect();
+        for dir in dirs.iter().rev() {
+            fs::gone_is_fine(self.fs.sync_dir(dir)).at(dir.display().to_string())?;
+        }
         let data = format!("{DIR}/data/{}", key_dir(key));
         fs::remove_tree(&*self.fs, Path::new(&data)).at(data)
     }
