@@ -385,6 +385,14 @@ pub const SETTINGS: &[Setting] = &[
         Scope::Launch,
         "How long a launcher may take to end after its ranks were ended.",
     ),
+    row(
+        "encrypt",
+        None,
+        "0",
+        Unit::Bool,
+        Scope::Launch,
+        "1: encrypt chunks between nodes too. Control messages always are; chunks always carry checksums.",
+    ),
 ];
 
 /// SCR's variables that have no meaning here, and why. Named once in a warning.

@@ -1,0 +1,233 @@
+//! The system calls that the rest of this crate needs, as a trait.
+//!
+//! An [`Fs`] is one directory and what is below it. Paths are relative to it, in plain form (no `.`,
+//! `..` or doubled `/`); the empty path is the directory itself. No call follows a symbolic link below
+//! the root, so that a link which somebody placed there leads nowhere.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::Path;
+
+use rustix::io::Errno;
+
+mod posix;
+pub mod testing;
+
+pub use posix::PosixFs;
+
+/// What a system call returns.
+pub type Result<T> = std::result::Result<T, Errno>;
+
+/// How to open a file. Only regular files are opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// For reading; it must exist.
+    Read,
+    /// For reading and writing; it must exist.
+    Write,
+    /// For writing; made with these permission bits if it does not exist.
+    Create(u32),
+    /// For writing; made with these permission bits, `EEXIST` if anything is there.
+    CreateNew(u32),
+}
+
+/// What a name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Dir,
+    /// A symbolic link.
+    Link,
+    /// A pipe, socket or device.
+    Other,
+}
+
+/// What is known of a file without reading it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// What it is.
+    pub kind: Kind,
+    /// Its size, bytes.
+    pub bytes: u64,
+    /// Permission bits (`0o777`).
+    pub mode: u32,
+    /// Its owner.
+    pub uid: u32,
+}
+
+/// An entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name.
+    pub name: OsString,
+    /// What it stands for.
+    pub kind: Kind,
+}
+
+/// An open regular file.
+pub trait Handle: Send + Sync {
+    /// Reads up to `buf.len()` bytes from `offset` on; 0 at the end.
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize>;
+    /// Writes up to `bytes.len()` bytes at `offset`.
+    fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize>;
+    /// Cuts or extends (with zeros) the file.
+    fn set_len(&self, bytes: u64) -> Result<()>;
+    /// Sets the permission bits.
+    fn set_mode(&self, mode: u32) -> Result<()>;
+    /// Makes contents durable.
+    fn sync(&self) -> Result<()>;
+    /// What it is now.
+    fn stat(&self) -> Result<Stat>;
+}
+
+/// A directory and what is below it.
+pub trait Fs: Send + Sync + fmt::Debug {
+    /// Opens a regular file.
+    fn open(&self, path: &Path, how: How) -> Result<Box<dyn Handle>>;
+    /// What the name stands for.
+    fn stat(&self, path: &Path) -> Result<Stat>;
+    /// Everything in a directory, in no particular order.
+    fn list(&self, path: &Path) -> Result<Vec<Entry>>;
+    /// Makes a directory; the process's umask applies.
+    fn mkdir(&self, path: &Path, mode: u32) -> Result<()>;
+    /// Removes an empty directory.
+    fn rmdir(&self, path: &Path) -> Result<()>;
+    /// Removes a name that is no directory.
+    fn unlink(&self, path: &Path) -> Result<()>;
+    /// Renames, replacing what is at `to`.
+    fn rename(&self, from: &Path, to: &Path) -> Result<()>;
+    /// Gives a file a second name; `EEXIST` if that is taken.
+    fn link(&self, from: &Path, to: &Path) -> Result<()>;
+    /// Sets permission bits of a file or directory.
+    fn chmod(&self, path: &Path, mode: u32) -> Result<()>;
+    /// Makes a directory's entries durable.
+    fn sync_dir(&self, path: &Path) -> Result<()>;
+    /// Free bytes for us, if the file system says.
+    fn free(&self) -> Result<Option<u64>>;
+}
+
+/// Reads until `buf` is full or the file ends; how many bytes were there.
+pub fn read_full(file: &dyn Handle, buf: &mut [u8], offset: u64) -> Result<usize> {
+    let mut done = 0;
+    while done < buf.len() {
+        match file.read_at(&mut buf[done..], offset + done as u64)? {
+            0 => break,
+            n => done += n,
+        }
+    }
+    Ok(done)
+}
+
+/// Writes all of `bytes`.
+pub fn write_all(file: &dyn Handle, bytes: &[u8], offset: u64) -> Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match file.write_at(&bytes[done..], offset + done as u64)? {
+            // POSIX allows 0 only for no bytes; taking it for progress would spin.
+            0 => return Err(Errno::IO),
+            n => done += n,
+        }
+    }
+    Ok(())
+}
+
+/// Reads a whole file of at most `max` bytes; `FBIG` if it is longer.
+pub fn read_small(fs: &dyn Fs, path: &Path, max: u64) -> Result<Vec<u8>> {
+    let file = fs.open(path, How::Read)?;
+    let bytes = file.stat()?.bytes;
+    if bytes > max {
+        return Err(Errno::FBIG);
+    }
+    let mut buf = vec![0; bytes as usize];
+    let have = read_full(&*file, &mut buf, 0)?;
+    buf.truncate(have);
+    Ok(buf)
+}
+
+/// Makes a directory and those above it; none may be a link.
+pub fn make_dirs(fs: &dyn Fs, path: &Path, mode: u32) -> Result<()> {
+    match fs.mkdir(path, mode) {
+        Ok(()) => Ok(()),
+        Err(Errno::EXIST) => match fs.stat(path)?.kind {
+            Kind::Dir => Ok(()),
+            _ => Err(Errno::NOTDIR),
+        },
+        Err(Errno::NOENT) => {
+            let above = path.parent().ok_or(Errno::NOENT)?;
+            make_dirs(fs, above, mode)?;
+            match fs.mkdir(path, mode) {
+                Err(Errno::EXIST) => Ok(()),
+                other => other,
+            }
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// Removes whatever is at `path`, if anything. Entries that appear meanwhile are removed as well, unless
+/// they keep coming.
+pub fn remove_tree(fs: &dyn Fs, path: &Path) -> Result<()> {
+    match fs.stat(path) {
+        Err(Errno::NOENT) => return Ok(()),
+        Err(e) => return Err(e),
+        Ok(stat) if stat.kind != Kind::Dir => return gone_is_fine(fs.unlink(path)),
+        Ok(_) => {}
+    }
+    for _ in 0..16 {
+        remove_contents(fs, path)?;
+        match gone_is_fine(fs.rmdir(path)) {
+            Err(Errno::NOTEMPTY | Errno::EXIST) => {}
+            other => return other,
+        }
+    }
+    Err(Errno::NOTEMPTY)
+}
+
+/// Removes everything in the directory `path`.
+pub fn remove_contents(fs: &dyn Fs, path: &Path) -> Result<()> {
+    let entries = match fs.list(path) {
+        // An application may have taken its own rights away.
+        Err(Errno::ACCESS) if !path.as_os_str().is_empty() => {
+            fs.chmod(path, 0o700)?;
+            fs.list(path)?
+        }
+        Err(Errno::NOENT) => return Ok(()),
+        other => other?,
+    };
+    for entry in entries {
+        let inner = path.join(&entry.name);
+        if entry.kind == Kind::Dir {
+            remove_tree(fs, &inner)?;
+            continue;
+        }
+        match gone_is_fine(fs.unlink(&inner)) {
+            Err(Errno::ACCESS) if !path.as_os_str().is_empty() => {
+                fs.chmod(path, 0o700)?;
+                gone_is_fine(fs.unlink(&inner))?;
+            }
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+/// Removes empty directories from `path` upwards, but not `stop` or what is above it.
+pub fn prune(fs: &dyn Fs, path: &Path, stop: &Path) {
+    let mut at = Some(path);
+    while let Some(dir) = at {
+        if dir == stop || !dir.starts_with(stop) || fs.rmdir(dir).is_err() {
+            return;
+        }
+        at = dir.parent();
+    }
+}
+
+/// Success where the name is gone already.
+pub fn gone_is_fine(result: Result<()>) -> Result<()> {
+    match result {
+        Err(Errno::NOENT) => Ok(()),
+        other => other,
+    }
+}
