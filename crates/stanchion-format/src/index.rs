@@ -96,6 +96,30 @@ impl SlotFile {
     }
 }
 
+/// The job's id as it lies in the prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobFile {
+    /// [`INDEX_VERSION`].
+    pub version: u32,
+    /// The id.
+    pub job: JobId,
+    /// Checksum of the id's eight bytes, little endian.
+    pub crc: Crc,
+}
+
+impl JobFile {
+    /// Of this job.
+    pub fn new(job: JobId) -> JobFile {
+        JobFile { version: INDEX_VERSION, job, crc: crc64(&job.0.to_le_bytes()) }
+    }
+
+    /// Parses and verifies.
+    pub fn parse(bytes: &[u8]) -> Option<JobFile> {
+        let file: JobFile = serde_json::from_slice(bytes).ok()?;
+        (file == JobFile::new(file.job)).then_some(file)
+    }
+}
+
 /// Wishes of `stanchion halt`, read by the runner.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HaltFile {

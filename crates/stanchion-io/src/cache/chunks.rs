@@ -160,6 +160,14 @@ impl Cache {
         make().at(path).map_err(|t| t.slot(slot).rank(rank))
     }
 
+    /// Removes a slot's files, but not its parity.
+    pub(crate) fn drop_files(&self, key: Key, slot: SlotId) {
+        let nothing = Manifest { key, slot, chunk_bytes: limits::CHUNK_BYTES, files: Vec::new() };
+        if let Err(trouble) = self.keep_only(&nothing).and_then(|()| self.admit(key, slot, 0)) {
+            tracing::warn!("left in the cache: {trouble}");
+        }
+    }
+
     /// A file of the manifest for reading, for [`crate::prefix::Prefix::flush_prepare`].
     pub(crate) fn manifest_file(
         &self,

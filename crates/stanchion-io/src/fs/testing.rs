@@ -59,7 +59,7 @@ struct Inode {
 /// A change of names that is not durable yet: all of it or nothing.
 type Change = Vec<(u64, OsString, Option<u64>)>;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct State {
     inodes: BTreeMap<u64, Inode>,
     /// Names that would be there after a crash that keeps nothing.
@@ -100,6 +100,11 @@ impl FaultyFs {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An independent copy as it is now.
+    pub fn fork(&self) -> FaultyFs {
+        FaultyFs(Arc::new(Mutex::new(self.state().clone())))
     }
 
     /// Operations so far.

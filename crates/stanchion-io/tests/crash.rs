@@ -1,0 +1,270 @@
+//! The prefix after a failure at every single step: FM-S9, FM-S10, FM-S11, FM-F8, FM-L3.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use rustix::io::Errno;
+use stanchion_format::ids::{Epoch, JobId};
+use stanchion_io::fs::testing::{Fault, FaultyFs, Keep};
+use stanchion_io::prefix::Prefix;
+
+const KEEPS: [Keep; 6] = [
+    Keep::Nothing,
+    Keep::Journal(11),
+    Keep::Journal(1234),
+    Keep::Any(5),
+    Keep::Any(77),
+    Keep::Any(4242),
+];
+
+/// What was begun before the fault, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Reached {
+    Prepare,
+    Publish,
+    Index,
+    Done,
+}
+
+struct Scene {
+    /// 1 has names of its own, 2 has those that 3 is going to take.
+    fs: FaultyFs,
+    epoch: Epoch,
+    job: JobId,
+    third: Dataset,
+}
+
+fn scene() -> Scene {
+    let fs = FaultyFs::new();
+    let prefix = prefix_on(&fs);
+    let epoch = prefix.take_epoch().unwrap();
+    Dataset::own(1).flush(&prefix, epoch, 1).unwrap();
+    Dataset::rotating(2).flush(&prefix, epoch, 1).unwrap();
+    assert_eq!(assert_index_true(&prefix, "scene"), [1, 2]);
+    fs.crash(Keep::Nothing);
+    assert_eq!(assert_index_true(&prefix_on(&fs), "what is persistent"), [1, 2]);
+    Scene { job: prefix_on(&fs).job().unwrap(), fs, epoch, third: Dataset::rotating(3) }
+}
+
+/// Flushes dataset 3 as its nodes and the root would; how far it came.
+fn flush(scene: &Scene, prefix: &Prefix) -> Reached {
+    let mut reached = Reached::Prepare;
+    let mut run = || {
+        scene.third.prepare(prefix, 1)?;
+        reached = Reached::Publish;
+        scene.third.publish(prefix, 1)?;
+        reached = Reached::Index;
+        prefix.write_index(&scene.third.record(scene.job, scene.epoch))
+    };
+    if run().is_ok() { Reached::Done } else { reached }
+}
+
+/// What must hold whatever happened.
+fn judge(fs: &FaultyFs, reached: Reached, context: &str) {
+    let there = assert_index_true(&prefix_on(fs), context);
+    assert!(there.contains(&1), "{context}: nobody touched 1, there are {there:?}");
+    match reached {
+        Reached::Prepare => assert_eq!(there, [1, 2], "{context}"),
+        Reached::Publish => assert!(!there.contains(&3), "{context}: {there:?}"),
+        Reached::Index => assert!(!there.contains(&2), "{context}: {there:?}"),
+        Reached::Done => assert_eq!(there, [1, 3], "{context}"),
+    }
+}
+
+/// The next run, or the next attempt, must come through.
+fn recover(scene: &Scene, fs: &FaultyFs, context: &str) {
+    let prefix = prefix_on(fs);
+    let epoch = prefix.take_epoch().unwrap();
+    assert!(epoch > scene.epoch, "{context}: {epoch}");
+    prefix.sweep(&[]).unwrap();
+    scene.third.flush(&prefix, epoch, 2).unwrap_or_else(|t| panic!("{context}: {t}"));
+    fs.crash(Keep::Nothing);
+    assert_eq!(assert_index_true(&prefix_on(fs), context), [1, 3]);
+    prefix_on(fs).sweep(&[]).unwrap();
+    let left: Vec<String> = fs.files().into_iter().filter(|f| f.contains("/tmp/")).collect();
+    assert!(left.is_empty(), "{context}: {left:?}");
+}
+
+fn steps(scene: &Scene) -> u64 {
+    let fs = scene.fs.fork();
+    let prefix = prefix_on(&fs);
+    let before = fs.ops();
+    assert_eq!(flush(scene, &prefix), Reached::Done);
+    fs.ops() - before
+}
+
+#[test]
+fn the_machine_stops_at_every_step_of_a_flush() {
+    let scene = scene();
+    for step in 0..steps(&scene) {
+        let stopped = scene.fs.fork();
+        let prefix = prefix_on(&stopped);
+        stopped.plan(step, Fault::Down);
+        let reached = flush(&scene, &prefix);
+        // Cleaning up is the last step and may fail without harm.
+        for keep in KEEPS {
+            let fs = stopped.fork();
+            fs.crash(keep);
+            let context = format!("step {step}, {keep:?}, {reached:?}");
+            judge(&fs, reached, &context);
+            recover(&scene, &fs, &context);
+        }
+    }
+}
+
+#[test]
+fn every_step_of_a_flush_fails_once() {
+    let scene = scene();
+    let faults = [Fault::Once(Errno::IO), Fault::Once(Errno::NOSPC), Fault::Torn];
+    for (step, fault) in (0..steps(&scene)).flat_map(|s| faults.map(|f| (s, f))) {
+        let fs = scene.fs.fork();
+        let prefix = prefix_on(&fs);
+        fs.plan(step, fault);
+        let reached = flush(&scene, &prefix);
+        fs.heal();
+        let context = format!("step {step}, {fault:?}, {reached:?}");
+        judge(&fs, reached, &context);
+        let later = fs.fork();
+        later.crash(Keep::Nothing);
+        judge(&later, reached, &format!("{context}, then a crash"));
+        recover(&scene, &fs, &context);
+    }
+}
+
+#[test]
+fn the_device_stays_full_or_read_only_from_any_step_on() {
+    let scene = scene();
+    for (step, errno) in
+        (0..steps(&scene)).flat_map(|s| [Errno::NOSPC, Errno::ROFS].map(|e| (s, e)))
+    {
+        let fs = scene.fs.fork();
+        let prefix = prefix_on(&fs);
+        fs.plan(step, Fault::Stuck(errno));
+        let reached = flush(&scene, &prefix);
+        fs.heal();
+        judge(&fs, reached, &format!("step {step}, {errno}"));
+    }
+}
+
+#[test]
+fn short_writes_and_reads_change_nothing() {
+    let scene = scene();
+    for step in 0..steps(&scene) {
+        let fs = scene.fs.fork();
+        let prefix = prefix_on(&fs);
+        fs.plan(step, Fault::Short);
+        assert_eq!(flush(&scene, &prefix), Reached::Done, "step {step}");
+        fs.crash(Keep::Nothing);
+        judge(&fs, Reached::Done, &format!("step {step}"));
+    }
+}
+
+#[test]
+fn publishing_may_be_repeated_after_any_partial_success() {
+    let scene = scene();
+    let fs = scene.fs.fork();
+    let prefix = prefix_on(&fs);
+    scene.third.prepare(&prefix, 1).unwrap();
+    let prepared = fs.fork();
+    let before = fs.ops();
+    scene.third.publish(&prefix, 1).unwrap();
+    let steps = fs.ops() - before;
+    for step in 0..steps {
+        let fs = prepared.fork();
+        let prefix = prefix_on(&fs);
+        fs.plan(step, Fault::Once(Errno::IO));
+        let first = scene.third.publish(&prefix, 1);
+        fs.heal();
+        scene.third.publish(&prefix, 1).unwrap_or_else(|t| panic!("step {step}, {first:?}: {t}"));
+        prefix.write_index(&scene.third.record(scene.job, scene.epoch)).unwrap();
+        fs.crash(Keep::Nothing);
+        judge(&fs, Reached::Done, &format!("step {step}"));
+    }
+}
+
+#[test]
+fn deleting_stops_at_every_step() {
+    let scene = scene();
+    let count = |fs: &FaultyFs| {
+        let (prefix, before) = (prefix_on(fs), fs.ops());
+        let before = before.max(fs.ops());
+        prefix.delete(key(2)).unwrap();
+        fs.ops() - before
+    };
+    let steps = count(&scene.fs.fork());
+    for step in 0..steps {
+        for keep in KEEPS {
+            let fs = scene.fs.fork();
+            let prefix = prefix_on(&fs);
+            fs.plan(step, Fault::Down);
+            let done = prefix.delete(key(2)).is_ok();
+            fs.crash(keep);
+            let context = format!("step {step}, {keep:?}");
+            let there = assert_index_true(&prefix_on(&fs), &context);
+            assert!(there.contains(&1) && !(done && there.contains(&2)), "{context}: {there:?}");
+            // Again, to the end: nothing of it is left.
+            prefix_on(&fs).delete(key(2)).unwrap();
+            let left = fs.files();
+            assert!(!left.iter().any(|f| f.starts_with("rotating")), "{context}: {left:?}");
+            assert_eq!(assert_index_true(&prefix_on(&fs), &context), [1]);
+        }
+    }
+}
+
+#[test]
+fn no_epoch_is_taken_twice() {
+    // FM-S11
+    let fs = FaultyFs::new();
+    prefix_on(&fs);
+    let mut highest = Epoch(0);
+    for step in 0..24 {
+        for keep in KEEPS {
+            let prefix = prefix_on(&fs);
+            fs.plan(step, Fault::Down);
+            let taken = prefix.take_epoch();
+            fs.crash(keep);
+            if let Ok(epoch) = taken {
+                assert!(epoch > highest, "step {step}, {keep:?}: {epoch} after {highest}");
+                highest = epoch;
+            }
+            assert!(prefix_on(&fs).newest_epoch().unwrap() >= highest, "step {step}, {keep:?}");
+        }
+    }
+    assert!(highest > Epoch(0));
+}
+
+#[test]
+fn the_jobs_id_never_changes_once_it_was_told() {
+    for step in 0..24 {
+        for keep in KEEPS {
+            let fs = FaultyFs::new();
+            let prefix = prefix_on(&fs);
+            fs.plan(step, Fault::Down);
+            let told = prefix.job();
+            fs.crash(keep);
+            let again = prefix_on(&fs).job();
+            if let Ok(job) = told {
+                assert_eq!(again, Ok(job), "step {step}, {keep:?}");
+            }
+            assert!(again.is_ok(), "step {step}, {keep:?}: {again:?}");
+        }
+    }
+}
+
+#[test]
+fn opening_stops_at_every_step() {
+    for step in 0..40 {
+        for keep in KEEPS {
+            let fs = FaultyFs::new();
+            fs.plan(step, Fault::Down);
+            let _ = Prefix::on(Arc::new(fs.clone()), std::path::Path::new("prefix"));
+            fs.crash(keep);
+            let prefix = prefix_on(&fs);
+            let epoch = prefix.take_epoch().unwrap();
+            fs.crash(Keep::Nothing);
+            assert_eq!(prefix_on(&fs).newest_epoch(), Ok(epoch), "step {step}, {keep:?}");
+        }
+    }
+}
