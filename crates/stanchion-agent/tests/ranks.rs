@@ -188,8 +188,9 @@ async fn another_users_process_is_refused() {
     }
     let mut f = fixture();
     // Open every door but the last: what is tested is the look at the peer's credentials.
-    for path in [&f.socket, f.socket.parent().unwrap(), f.socket.parent().unwrap().parent().unwrap()]
-        .map(Path::to_owned)
+    for path in
+        [&f.socket, f.socket.parent().unwrap(), f.socket.parent().unwrap().parent().unwrap()]
+            .map(Path::to_owned)
     {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
     }
