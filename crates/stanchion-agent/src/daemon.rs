@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use stanchion_core::bugs::Bugs;
 use stanchion_core::agent::{Agent, AgentConfig};
 use stanchion_core::api::{
     AgentAction, AgentEvent, ControllerAction, ControllerEvent, Now, Outcome,
@@ -110,6 +111,8 @@ pub fn run(options: AgentOptions, ready: impl FnOnce(ReadyInfo)) -> Result<(), A
         job: options.job,
         cache: text(&options.cache)?,
         prefix: text(&options.prefix)?,
+        settings: options.settings.clone(),
+        bugs: Bugs::default(),
     };
     let terminate = || async {
         use tokio::signal::unix::{SignalKind, signal};
@@ -393,6 +396,8 @@ impl<M: AgentMind> Daemon<M> {
             agents: count,
             settings: self.settings.clone(),
             purpose: Purpose::WindDown,
+            from_scratch: false,
+            bugs: Bugs::default(),
         };
         let config = LeadConfig {
             core,

@@ -676,6 +676,11 @@ impl Settings {
     }
 }
 
+/// `SCR_COPY_TYPE=FILE` sets nothing: SCR's word for "as the CKPT entries say".
+pub fn leaves_it_to_descriptors(name: &str, value: &str) -> bool {
+    name == "SCR_COPY_TYPE" && value.trim().eq_ignore_ascii_case("FILE")
+}
+
 /// What an environment says: settings, warnings to show once, and errors.
 #[derive(Debug, Default)]
 pub struct FromEnvironment {
@@ -712,6 +717,9 @@ pub fn from_environment(vars: impl Iterator<Item = (String, String)>) -> FromEnv
                 out.unknown.push(name);
                 continue;
             }
+            if leaves_it_to_descriptors(&name, &value) {
+                continue;
+            }
             &mut scr
         } else {
             continue;
@@ -739,11 +747,11 @@ pub fn from_file(text: &str) -> Result<(Settings, Vec<String>), ConfigError> {
         }
         let (name, value) = line.split_once('=').ok_or(ConfigError::Line { line: i + 1 })?;
         let name = name.trim();
-        if ["CKPT", "STORE", "GROUPS"].contains(&name) {
+        if crate::scr_line::TABLES.contains(&name)
+            || SCR_WITHOUT_MEANING.iter().any(|(n, _)| *n == name)
+        {
             descriptors.push(line.to_owned());
-        } else if SCR_WITHOUT_MEANING.iter().any(|(n, _)| *n == name) {
-            descriptors.push(line.to_owned());
-        } else {
+        } else if !leaves_it_to_descriptors(name, value) {
             settings.set(name, value)?;
         }
     }

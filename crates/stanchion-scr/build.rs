@@ -1,0 +1,6 @@
+//! Compiles the one function that Rust cannot define: it takes a variable number of arguments.
+
+fn main() {
+    println!("cargo::rerun-if-changed=src/configf.c");
+    cc::Build::new().file("src/configf.c").std("c11").warnings(true).compile("scr_configf");
+}
