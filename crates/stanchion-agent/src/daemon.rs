@@ -142,7 +142,11 @@ where
     M: AgentMind,
     F: Future<Output = ()>,
 {
-    let bytes_max = options.settings.number("cache_bytes_max");
+    // 0: what the device has.
+    let bytes_max = match options.settings.number("cache_bytes_max") {
+        0 => u64::MAX,
+        max => max,
+    };
     let cache = Cache::open(&options.cache, bytes_max)
         .map_err(|trouble| AgentError::Cache(options.cache.clone(), trouble))?;
     let cache = Arc::new(cache);
