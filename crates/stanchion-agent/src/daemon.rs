@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use stanchion_core::bugs::Bugs;
 use stanchion_core::agent::{Agent, AgentConfig};
 use stanchion_core::api::{
     AgentAction, AgentEvent, ControllerAction, ControllerEvent, Now, Outcome,
 };
-use stanchion_core::bugs::Bugs;
 use stanchion_core::controller::{ControllerConfig, Purpose, Status};
 use stanchion_format::config::Settings;
 use stanchion_format::ids::{AgentId, JobId, PeerId};
@@ -142,9 +142,11 @@ where
     M: AgentMind,
     F: Future<Output = ()>,
 {
-    // 0: whatever the device has.
-    let bytes_max =
-        Some(options.settings.number("cache_bytes_max")).filter(|n| *n > 0).unwrap_or(u64::MAX);
+    // 0: what the device has.
+    let bytes_max = match options.settings.number("cache_bytes_max") {
+        0 => u64::MAX,
+        max => max,
+    };
     let cache = Cache::open(&options.cache, bytes_max)
         .map_err(|trouble| AgentError::Cache(options.cache.clone(), trouble))?;
     let cache = Arc::new(cache);

@@ -252,3 +252,6 @@ impl Inside {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

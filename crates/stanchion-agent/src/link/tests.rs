@@ -182,11 +182,8 @@ async fn strangers_bytes_are_dropped_and_harm_nobody() {
 #[tokio::test]
 async fn half_open_connections_are_few_short_and_in_nobodys_way() {
     // FM-V1
-    let tuning = Tuning {
-        handshake: Duration::from_millis(500),
-        handshakes_max: 4,
-        ..Tuning::default()
-    };
+    let tuning =
+        Tuning { handshake: Duration::from_millis(500), handshakes_max: 4, ..Tuning::default() };
     let mut b = node_of(who(agent(2), 1, 7), tuning).await;
     let (_, good) = Initiator::start(&who(agent(9), 1, 7), Role::Control).unwrap();
     let mut slow = Vec::new();
@@ -403,9 +400,8 @@ fn a_full_queue_drops_its_oldest() {
 fn encrypted_data_connections_carry_what_was_written() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let secret = Arc::new(Secret::new([7; 32]));
-    let with = |me| {
-        Arc::new(Credentials { me, job: JobId(1), secret: secret.clone(), encrypt: true })
-    };
+    let with =
+        |me| Arc::new(Credentials { me, job: JobId(1), secret: secret.clone(), encrypt: true });
     let mut b = runtime.block_on(node_of(with(agent(2)), Tuning::default()));
     let (addr, a) = (b.addr, with(agent(1)));
     let bytes: Vec<u8> = (0..1_000_000u32).map(|i| (i * 7) as u8).collect();
