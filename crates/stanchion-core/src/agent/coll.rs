@@ -98,6 +98,7 @@ pub(super) fn merge(a: &mut Contrib, b: &Contrib) {
     a.times = a.times.max(b.times);
     a.ranges.extend_from_slice(&b.ranges);
     a.ranges = join_ranges(std::mem::take(&mut a.ranges));
+    a.slots.extend_from_slice(&b.slots);
     if a.size == 0 {
         a.size = b.size;
     } else if b.size != 0 && b.size != a.size && a.trouble.is_none() {

@@ -168,11 +168,22 @@ impl Agent {
             Step::Prepare => CollId::FlushPrepare(key, attempt),
             Step::Publish => CollId::FlushPublish(key, attempt),
         };
+        let slots = self.manifest_sums(key);
         let coll = self.coll(id);
         coll.own.trouble = trouble;
         coll.own.times = times;
+        coll.own.slots = slots;
         coll.own_done = true;
         self.advance(id);
+    }
+
+    /// What vouches for the manifests of my slots.
+    fn manifest_sums(&self, key: Key) -> Vec<(SlotId, Crc)> {
+        let Some(dataset) = self.datasets.get(&key) else { return Vec::new() };
+        self.my_slots()
+            .into_iter()
+            .filter_map(|s| dataset.manifests.get(&s).map(|m| (s, m.crc())))
+            .collect()
     }
 
     pub(super) fn flush_started(&mut self, key: Key, attempt: u32) {
@@ -217,7 +228,7 @@ impl Agent {
         let n = self.issue(record);
         self.answer_coll(id, stanchion_format::peer::Verdict::Record(n));
         if self.bug(Bug::IndexBeforePublish) {
-            self.write_index(key, attempt);
+            self.write_index(key, attempt, all.slots);
         }
     }
 
@@ -228,7 +239,7 @@ impl Agent {
             return;
         }
         match all.trouble {
-            None => self.write_index(key, attempt),
+            None => self.write_index(key, attempt, all.slots),
             Some(trouble) => {
                 self.issue(Record::FlushAbort(key, attempt, trouble));
             }
@@ -242,8 +253,15 @@ impl Agent {
             .is_some_and(|a| a.key == key && a.attempt == attempt)
     }
 
-    fn write_index(&mut self, key: Key, attempt: u32) {
+    fn write_index(&mut self, key: Key, attempt: u32, mut slots: Vec<(SlotId, Crc)>) {
         let Some(view) = &self.view else { return };
+        slots.sort();
+        let all = (0..view.plan.slots.len() as u32).map(SlotId);
+        if !slots.iter().map(|(slot, _)| *slot).eq(all) {
+            // FM-S12: a part of the job writes no dataset.
+            self.issue(Record::FlushAbort(key, attempt, Trouble::new(Cause::Missing)));
+            return;
+        }
         let Some(dataset) = self.datasets.get(&key) else { return };
         let record = IndexRecord {
             version: INDEX_VERSION,
@@ -253,10 +271,10 @@ impl Agent {
             ancestry: view.plan.ancestry.clone(),
             info: dataset.info.clone(),
             unix_s: self.now.unix_s,
-            // FM-S12: all slots took part. Each slot's manifest carries its own checksum.
-            slots: (0..view.plan.slots.len() as u32).map(|s| (SlotId(s), Crc(0))).collect(),
+            slots,
             crc: Crc(0),
-        };
+        }
+        .seal();
         if let Some(active) = self.root.as_mut().and_then(|r| r.flush.active.as_mut()) {
             active.indexing = true;
         }
