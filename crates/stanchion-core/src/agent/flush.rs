@@ -42,8 +42,8 @@ struct Active {
     key: Key,
     attempt: u32,
     since: Millis,
-    /// Checksums of the slots' manifests as they are known; filled by the publish answers.
-    indexing: bool,
+    /// Its abort is issued, and not yet announced.
+    aborting: bool,
 }
 
 /// What the root flushes.
@@ -218,15 +218,16 @@ impl Agent {
             self.answer_coll(id, stanchion_format::peer::Verdict::Ok);
             return;
         }
-        let record = match all.trouble {
-            None => Record::FlushPublish(key, attempt),
-            Some(trouble) => Record::FlushAbort(key, attempt, trouble),
-        };
         if let Some(dataset) = self.datasets.get_mut(&key) {
             dataset.times = dataset.times.max(all.times);
         }
-        let n = self.issue(record);
-        self.answer_coll(id, stanchion_format::peer::Verdict::Record(n));
+        match all.trouble {
+            None => {
+                self.issue(Record::FlushPublish(key, attempt));
+            }
+            Some(trouble) => self.abort_flush(key, attempt, trouble),
+        }
+        self.answer_coll(id, stanchion_format::peer::Verdict::Ok);
         if self.bug(Bug::IndexBeforePublish) {
             self.write_index(key, attempt, all.slots);
         }
@@ -240,17 +241,23 @@ impl Agent {
         }
         match all.trouble {
             None => self.write_index(key, attempt, all.slots),
-            Some(trouble) => {
-                self.issue(Record::FlushAbort(key, attempt, trouble));
-            }
+            Some(trouble) => self.abort_flush(key, attempt, trouble),
         }
+    }
+
+    /// The flush is over when its abort is announced: until then nothing else is flushed, and `Finish` waits.
+    fn abort_flush(&mut self, key: Key, attempt: u32, trouble: Trouble) {
+        if let Some(active) = self.root.as_mut().and_then(|r| r.flush.active.as_mut()) {
+            active.aborting = true;
+        }
+        self.issue(Record::FlushAbort(key, attempt, trouble));
     }
 
     fn is_active(&self, key: Key, attempt: u32) -> bool {
         self.root
             .as_ref()
             .and_then(|r| r.flush.active.as_ref())
-            .is_some_and(|a| a.key == key && a.attempt == attempt)
+            .is_some_and(|a| a.key == key && a.attempt == attempt && !a.aborting)
     }
 
     fn write_index(&mut self, key: Key, attempt: u32, mut slots: Vec<(SlotId, Crc)>) {
@@ -259,7 +266,7 @@ impl Agent {
         let all = (0..view.plan.slots.len() as u32).map(SlotId);
         if !slots.iter().map(|(slot, _)| *slot).eq(all) {
             // FM-S12: a part of the job writes no dataset.
-            self.issue(Record::FlushAbort(key, attempt, Trouble::new(Cause::Missing)));
+            self.abort_flush(key, attempt, Trouble::new(Cause::Missing));
             return;
         }
         let Some(dataset) = self.datasets.get(&key) else { return };
@@ -275,9 +282,6 @@ impl Agent {
             crc: Crc(0),
         }
         .seal();
-        if let Some(active) = self.root.as_mut().and_then(|r| r.flush.active.as_mut()) {
-            active.indexing = true;
-        }
         self.run(TaskFor::Index(key, attempt), Work::WriteIndex(Box::new(record)));
     }
 
@@ -294,7 +298,7 @@ impl Agent {
             }
             other => {
                 let trouble = Self::trouble_of(other);
-                self.issue(Record::FlushAbort(key, attempt, trouble));
+                self.abort_flush(key, attempt, trouble);
             }
         }
     }
@@ -327,13 +331,11 @@ impl Agent {
             .root
             .as_ref()
             .and_then(|r| r.flush.active.as_ref())
+            .filter(|a| !a.aborting)
             .and_then(|a| (now.since(a.since) > limit).then_some((a.key, a.attempt)));
         if let Some((key, attempt)) = late {
             // FM-V1: a prefix that hangs costs a deadline, not the job.
-            if let Some(root) = &mut self.root {
-                root.flush.active = None;
-            }
-            self.issue(Record::FlushAbort(key, attempt, Trouble::new(Cause::Timeout)));
+            self.abort_flush(key, attempt, Trouble::new(Cause::Timeout));
             return;
         }
         let Some(root) = &mut self.root else { return };
@@ -345,7 +347,7 @@ impl Agent {
                 let Some(root) = &mut self.root else { return };
                 root.flush.attempts += 1;
                 let attempt = root.flush.attempts;
-                root.flush.active = Some(Active { key, attempt, since: now, indexing: false });
+                root.flush.active = Some(Active { key, attempt, since: now, aborting: false });
                 self.issue(Record::FlushStart(key, attempt));
             }
             return;
