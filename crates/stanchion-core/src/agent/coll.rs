@@ -136,6 +136,9 @@ impl Agent {
             // Not yet open: the child sends again.
             return;
         }
+        if self.ranks.ended() && matches!(id, CollId::Init | CollId::Seq(_)) {
+            return;
+        }
         if let CollId::Seq(n) = id
             && n > self.ranks.newest_seq() + SEQ_AHEAD_MAX
         {
