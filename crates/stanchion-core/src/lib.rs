@@ -10,5 +10,7 @@
 
 pub mod agent;
 pub mod api;
+pub mod bugs;
 pub mod controller;
 pub mod fold;
+pub mod tree;

@@ -385,6 +385,14 @@ pub const SETTINGS: &[Setting] = &[
         Scope::Launch,
         "How long a launcher may take to end after its ranks were ended.",
     ),
+    row(
+        "encrypt",
+        None,
+        "0",
+        Unit::Bool,
+        Scope::Launch,
+        "1: encrypt chunks between nodes too. Control messages always are; chunks always carry checksums.",
+    ),
 ];
 
 /// SCR's variables that have no meaning here, and why. Named once in a warning.
@@ -668,6 +676,11 @@ impl Settings {
     }
 }
 
+/// `SCR_COPY_TYPE=FILE` sets nothing: SCR's word for "as the CKPT entries say".
+pub fn leaves_it_to_descriptors(name: &str, value: &str) -> bool {
+    name == "SCR_COPY_TYPE" && value.trim().eq_ignore_ascii_case("FILE")
+}
+
 /// What an environment says: settings, warnings to show once, and errors.
 #[derive(Debug, Default)]
 pub struct FromEnvironment {
@@ -681,9 +694,15 @@ pub struct FromEnvironment {
     pub unknown: Vec<String>,
 }
 
-/// Variables that Stanchion itself passes to ranks and agents; no settings.
-pub const INTERNAL_VARIABLES: &[&str] =
-    &["STANCHION_NODES", "STANCHION_RANK", "STANCHION_SIZE", "STANCHION_JOB_DIR"];
+/// Variables that Stanchion itself passes to ranks and agents, or that its scripts and tests use; no settings.
+pub const INTERNAL_VARIABLES: &[&str] = &[
+    "STANCHION_NODES",
+    "STANCHION_RANK",
+    "STANCHION_SIZE",
+    "STANCHION_JOB_DIR",
+    "STANCHION_MPI_DIR",
+    "STANCHION_TEST_KEEP",
+];
 
 /// Reads settings from environment variables. Ours come before SCR's.
 pub fn from_environment(vars: impl Iterator<Item = (String, String)>) -> FromEnvironment {
@@ -702,6 +721,9 @@ pub fn from_environment(vars: impl Iterator<Item = (String, String)>) -> FromEnv
             }
             if find(&name).is_err() {
                 out.unknown.push(name);
+                continue;
+            }
+            if leaves_it_to_descriptors(&name, &value) {
                 continue;
             }
             &mut scr
@@ -731,11 +753,11 @@ pub fn from_file(text: &str) -> Result<(Settings, Vec<String>), ConfigError> {
         }
         let (name, value) = line.split_once('=').ok_or(ConfigError::Line { line: i + 1 })?;
         let name = name.trim();
-        if ["CKPT", "STORE", "GROUPS"].contains(&name) {
+        if crate::scr_line::TABLES.contains(&name)
+            || SCR_WITHOUT_MEANING.iter().any(|(n, _)| *n == name)
+        {
             descriptors.push(line.to_owned());
-        } else if SCR_WITHOUT_MEANING.iter().any(|(n, _)| *n == name) {
-            descriptors.push(line.to_owned());
-        } else {
+        } else if !leaves_it_to_descriptors(name, value) {
             settings.set(name, value)?;
         }
     }

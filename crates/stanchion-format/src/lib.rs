@@ -16,3 +16,4 @@ pub mod limits;
 pub mod manifest;
 pub mod name;
 pub mod peer;
+pub mod scr_line;

@@ -232,6 +232,9 @@ pub struct Plan {
     pub ledger: Vec<LedgerEntry>,
     /// The dataset to restart from, which is in the ledger.
     pub restart: Option<(Key, Source)>,
+    /// Datasets of the ledger that must be made whole from caches: the one to restart from, if it comes
+    /// from there, and outputs that are not persistent yet.
+    pub restore: Vec<Key>,
     /// Number of the next dataset.
     pub next_no: DatasetNo,
     /// The job's settings that differ from the defaults.

@@ -1,0 +1,241 @@
+//! Asking other agents for chunks: few connections each, kept and made anew as needed.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use stanchion_core::api::ChunkSource;
+use stanchion_format::checksum::crc64;
+use stanchion_format::data::{ChunkAnswer, ChunkRequest, KIND_CHUNK, KIND_CHUNK_REQUEST, Piece};
+use stanchion_format::frame::{self, HEADER_BYTES, Header};
+use stanchion_format::ids::{AgentId, Key, PeerId};
+use stanchion_format::limits::CHUNK_BYTES_MAX;
+use stanchion_format::peer::{AgentAddr, Cause, Trouble};
+use tracing::debug;
+
+use crate::link::{Credentials, DataStream, LinkError, initiate_data, is_timeout, tune};
+
+/// Largest body of a request or an answer (not the raw bytes behind it), bytes.
+pub(super) const FRAME_BYTES_MAX: u32 = 256;
+/// A wait looks so often whether it is still wanted.
+pub(super) const SLICE: Duration = Duration::from_millis(200);
+/// Connections that are kept for one agent.
+const KEPT_MAX: usize = 8;
+
+/// How long a peer may be silent, and whether anybody still waits.
+#[derive(Clone, Copy)]
+pub(super) struct Patience<'a> {
+    pub stall: Duration,
+    pub cancelled: &'a (dyn Fn() -> bool + Sync),
+}
+
+/// Reads exactly `buf`, in slices of the socket's timeout. Every byte that comes renews the patience.
+pub(super) fn read_full(
+    from: &mut impl Read,
+    buf: &mut [u8],
+    patience: Patience<'_>,
+) -> io::Result<()> {
+    let mut done = 0;
+    let mut last = Instant::now();
+    while done < buf.len() {
+        if (patience.cancelled)() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        match from.read(&mut buf[done..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => {
+                done += n;
+                last = Instant::now();
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) if is_timeout(&e) && last.elapsed() < patience.stall => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// The connections to other agents' data sides.
+pub(super) struct Clients {
+    who: Arc<Credentials>,
+    connect: Duration,
+    stall: Duration,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    addresses: HashMap<AgentId, String>,
+    kept: HashMap<AgentId, Vec<DataStream>>,
+}
+
+/// A request that was sent and not answered yet.
+pub(super) struct Asked {
+    stream: DataStream,
+    /// The connection had been kept: the peer may have closed it meanwhile.
+    kept: bool,
+}
+
+impl Clients {
+    pub fn new(who: Arc<Credentials>, connect: Duration, stall: Duration) -> Clients {
+        Clients { who, connect, stall, table: Mutex::default() }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().expect("no thread panics while it holds the table")
+    }
+
+    pub fn set_addresses(&self, agents: &[AgentAddr]) {
+        let mut table = self.table();
+        let new: HashMap<_, _> = agents.iter().map(|a| (a.id, a.addr.clone())).collect();
+        let Table { addresses, kept } = &mut *table;
+        kept.retain(|id, _| new.contains_key(id) && new.get(id) == addresses.get(id));
+        *addresses = new;
+    }
+
+    /// Closes what is kept.
+    pub fn clear(&self) {
+        self.table().kept.clear();
+    }
+
+    fn dial(&self, agent: AgentId) -> Result<DataStream, LinkError> {
+        let address = self.table().addresses.get(&agent).cloned();
+        let address = address.ok_or(io::Error::from(io::ErrorKind::AddrNotAvailable))?;
+        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+        for address in address.to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, self.connect) {
+                Ok(mut tcp) => {
+                    tune(&tcp, self.stall)?;
+                    tcp.set_read_timeout(Some(self.connect))?;
+                    tcp.set_write_timeout(Some(self.stall))?;
+                    let session = initiate_data(&mut tcp, &self.who, PeerId::Agent(agent))?;
+                    tcp.set_read_timeout(Some(SLICE))?;
+                    return Ok(DataStream::new(tcp, session, self.who.encrypt));
+                }
+                Err(e) => last = e,
+            }
+        }
+        Err(last.into())
+    }
+
+    /// Sends a request for `source`.
+    pub fn ask(&self, key: Key, source: &ChunkSource) -> Result<Asked, Trouble> {
+        let kept = self.table().kept.get_mut(&source.agent).and_then(Vec::pop);
+        if let Some(mut stream) = kept
+            && request(&mut stream, key, source).is_ok()
+        {
+            return Ok(Asked { stream, kept: true });
+        }
+        self.ask_anew(key, source)
+    }
+
+    fn ask_anew(&self, key: Key, source: &ChunkSource) -> Result<Asked, Trouble> {
+        let asked = self.dial(source.agent).and_then(|mut stream| {
+            request(&mut stream, key, source)?;
+            Ok(Asked { stream, kept: false })
+        });
+        asked.map_err(|error| {
+            debug!(agent = source.agent.0, %error, "an agent gives no chunks");
+            blame(source, Cause::Unreachable)
+        })
+    }
+
+    /// Takes the answer into `buf`: for data exactly `source.len` bytes, unverified (the fold does that);
+    /// for parity at least so many, verified against what the peer read.
+    pub fn take(
+        &self,
+        key: Key,
+        source: &ChunkSource,
+        asked: Asked,
+        buf: &mut Vec<u8>,
+        cancelled: &(dyn Fn() -> bool + Sync),
+    ) -> Result<(), Trouble> {
+        let patience = Patience { stall: self.stall, cancelled };
+        let mut asked = asked;
+        loop {
+            let Asked { mut stream, kept } = asked;
+            match receive(&mut stream, source, buf, patience) {
+                Ok(result) => {
+                    // Only after a whole answer the connection is in step.
+                    if !matches!(result, Err(Cause::Malformed)) {
+                        self.keep(source.agent, stream);
+                    }
+                    return result.map_err(|cause| blame(source, cause));
+                }
+                Err(_) if kept && !cancelled() => asked = self.ask_anew(key, source)?,
+                Err(error) => {
+                    debug!(agent = source.agent.0, %error, "a chunk did not come");
+                    return Err(blame(source, Cause::Unreachable));
+                }
+            }
+        }
+    }
+
+    fn keep(&self, agent: AgentId, stream: DataStream) {
+        let mut table = self.table();
+        if table.addresses.contains_key(&agent) {
+            let kept = table.kept.entry(agent).or_default();
+            if kept.len() < KEPT_MAX {
+                kept.push(stream);
+            }
+        }
+    }
+}
+
+pub(super) fn blame(source: &ChunkSource, cause: Cause) -> Trouble {
+    Trouble::new(cause).slot(source.slot).agent(source.agent)
+}
+
+fn request(to: &mut DataStream, key: Key, source: &ChunkSource) -> io::Result<()> {
+    let request = ChunkRequest { key, slot: source.slot, piece: source.piece };
+    let frame = frame::encode(KIND_CHUNK_REQUEST, &request, FRAME_BYTES_MAX)
+        .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    to.write_all(&frame)
+}
+
+/// The outer error: the connection broke. The inner: the peer's answer is no chunk; `Malformed` also says
+/// that the connection is out of step.
+fn receive(
+    from: &mut DataStream,
+    source: &ChunkSource,
+    buf: &mut Vec<u8>,
+    patience: Patience<'_>,
+) -> io::Result<Result<(), Cause>> {
+    let mut header = [0u8; HEADER_BYTES];
+    read_full(from, &mut header, patience)?;
+    let Ok(header) = Header::parse(&header, FRAME_BYTES_MAX) else {
+        return Ok(Err(Cause::Malformed));
+    };
+    let mut body = vec![0u8; header.body_bytes()];
+    read_full(from, &mut body, patience)?;
+    if header.check(&body).is_err() || header.kind() != KIND_CHUNK {
+        return Ok(Err(Cause::Malformed));
+    }
+    let (len, crc) = match frame::decode(&body) {
+        Ok(ChunkAnswer::Bytes { len, crc }) if len <= CHUNK_BYTES_MAX => (len, crc),
+        Ok(ChunkAnswer::Bytes { .. }) | Err(_) => return Ok(Err(Cause::Malformed)),
+        Ok(ChunkAnswer::Missing) => return Ok(Err(Cause::Missing)),
+        Ok(ChunkAnswer::Failed(errno)) => return Ok(Err(Cause::Os(errno))),
+    };
+    buf.resize(len as usize, 0);
+    read_full(from, buf, patience)?;
+    Ok(match source.piece {
+        Piece::Parity(_) if crc64(buf) != crc => Err(Cause::Damaged),
+        _ => fit(source, buf),
+    })
+}
+
+/// Cuts parity to the stripe's length: its place in the file may hold more. Data has its length or is wrong.
+pub(super) fn fit(source: &ChunkSource, buf: &mut Vec<u8>) -> Result<(), Cause> {
+    let (want, have) = (source.len as usize, buf.len());
+    match source.piece {
+        Piece::Parity(_) if have > want => buf.truncate(want),
+        _ if have != want => {
+            return Err(Cause::Size { want: want as u64, have: have as u64 });
+        }
+        _ => {}
+    }
+    Ok(())
+}

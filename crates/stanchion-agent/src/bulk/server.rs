@@ -1,0 +1,250 @@
+//! Giving chunks to other agents: a thread for each data connection, at lowered priority.
+//!
+//! A connection is idle most of its life and then moves megabytes; a thread may wait in both without
+//! holding up another connection, even if its peer was stopped in mid-transfer. Their number is bounded:
+//! of more, the one that is idle longest is closed, and its owner calls again when it needs one.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use stanchion_format::checksum::Crc;
+use stanchion_format::data::{ChunkAnswer, ChunkRequest, KIND_CHUNK, KIND_CHUNK_REQUEST, Piece};
+use stanchion_format::frame::{self, HEADER_BYTES, Header};
+use stanchion_format::ids::{Key, PeerId, SlotId};
+use stanchion_format::manifest::Manifest;
+use stanchion_format::peer::{Cause, Trouble};
+use stanchion_io::cache::Cache;
+use tracing::{debug, warn};
+
+use super::client::{FRAME_BYTES_MAX, Patience, SLICE, read_full};
+use super::lower_priority;
+use crate::link::{DataConn, DataStream};
+
+/// Connections at a time.
+const CONNECTIONS_MAX: usize = 512;
+/// A connection that asks for nothing is closed after so long.
+const IDLE_MAX: Duration = Duration::from_secs(60);
+/// Its buffer is freed after so long.
+const IDLE_BUFFER: Duration = Duration::from_secs(2);
+/// Stack of a serving thread, bytes; its buffer is on the heap.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Which manifests vouch for what is in the cache.
+#[derive(Default)]
+pub(super) struct Published(RwLock<HashMap<(Key, SlotId), Arc<Manifest>>>);
+
+impl Published {
+    pub fn add(&self, manifest: Arc<Manifest>) {
+        let mut map = self.0.write().expect("no thread panics while it holds this");
+        map.insert((manifest.key, manifest.slot), manifest);
+    }
+
+    pub fn remove(&self, keys: &[Key]) {
+        let mut map = self.0.write().expect("no thread panics while it holds this");
+        map.retain(|(key, _), _| !keys.contains(key));
+    }
+
+    /// Reads a piece that is vouched for, as it is now.
+    pub fn read(
+        &self,
+        cache: &Cache,
+        (key, slot, piece): (Key, SlotId, Piece),
+        buf: &mut Vec<u8>,
+    ) -> Result<Crc, Trouble> {
+        let found = {
+            let map = self.0.read().expect("no thread panics while it holds this");
+            map.get(&(key, slot)).cloned()
+        };
+        let manifest = found.ok_or_else(|| Trouble::new(Cause::Missing).slot(slot))?;
+        match piece {
+            Piece::Data(chunk) => cache.read_chunk(&manifest, chunk, buf),
+            Piece::Parity(index) => {
+                let size = manifest.chunk_bytes;
+                cache.read_parity(key, slot, index, size, size, buf)
+            }
+        }
+    }
+}
+
+/// The data side of this agent.
+pub(super) struct Server {
+    cache: Arc<Cache>,
+    published: Arc<Published>,
+    stall: Duration,
+    stopping: AtomicBool,
+    table: Mutex<Table>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct Table {
+    conns: HashMap<u64, Seat>,
+    next: u64,
+}
+
+struct Seat {
+    socket: TcpStream,
+    /// `None` while it serves a request.
+    idle_since: Option<Instant>,
+}
+
+impl Server {
+    pub fn new(cache: Arc<Cache>, published: Arc<Published>, stall: Duration) -> Server {
+        Server {
+            cache,
+            published,
+            stall,
+            stopping: AtomicBool::new(false),
+            table: Mutex::default(),
+            ended: Condvar::new(),
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().expect("no thread panics while it holds the table")
+    }
+
+    /// Serves a connection on a thread of its own.
+    pub fn serve(self: &Arc<Self>, conn: DataConn) {
+        let DataConn { peer, stream } = conn;
+        let Some(id) = self.seat(&stream) else {
+            warn!(?peer, "a data connection is refused: {CONNECTIONS_MAX} are busy");
+            return;
+        };
+        let server = self.clone();
+        let thread = thread::Builder::new().name("stn-serve".into()).stack_size(STACK_BYTES);
+        let spawned = thread.spawn(move || {
+            lower_priority();
+            let why = server.connection(id, peer, stream);
+            debug!(?peer, ?why, "a data connection ends");
+            server.table().conns.remove(&id);
+            server.ended.notify_all();
+        });
+        if let Err(error) = spawned {
+            warn!(%error, "no thread for a data connection");
+            self.table().conns.remove(&id);
+        }
+    }
+
+    fn seat(&self, stream: &DataStream) -> Option<u64> {
+        let socket = stream.socket().try_clone().ok()?;
+        socket.set_read_timeout(Some(SLICE)).ok()?;
+        socket.set_write_timeout(Some(self.stall)).ok()?;
+        let mut table = self.table();
+        if self.stopping.load(Ordering::Relaxed) {
+            return None;
+        }
+        if table.conns.len() >= CONNECTIONS_MAX {
+            let idle = table.conns.iter().filter_map(|(id, s)| Some((s.idle_since?, *id)));
+            let (_, longest) = idle.min()?;
+            let seat = table.conns.remove(&longest)?;
+            let _ = seat.socket.shutdown(Shutdown::Both);
+        }
+        table.next += 1;
+        let id = table.next;
+        table.conns.insert(id, Seat { socket, idle_since: Some(Instant::now()) });
+        Some(id)
+    }
+
+    /// Closes all connections and waits until their threads are gone, until `deadline`.
+    pub fn stop(&self, deadline: Instant) -> bool {
+        self.stopping.store(true, Ordering::Relaxed);
+        let mut table = self.table();
+        for seat in table.conns.values() {
+            let _ = seat.socket.shutdown(Shutdown::Both);
+        }
+        while !table.conns.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.ended.wait_timeout(table, left);
+            table = waited.expect("no thread panics while it holds the table").0;
+        }
+        true
+    }
+
+    fn mark(&self, id: u64, idle_since: Option<Instant>) {
+        if let Some(seat) = self.table().conns.get_mut(&id) {
+            seat.idle_since = idle_since;
+        }
+    }
+
+    fn connection(&self, id: u64, peer: PeerId, mut stream: DataStream) -> io::Result<()> {
+        let mut buf = Vec::new();
+        loop {
+            self.mark(id, Some(Instant::now()));
+            let Some(request) = self.receive(&mut stream, &mut buf)? else { return Ok(()) };
+            self.mark(id, None);
+            self.answer(peer, request, &mut stream, &mut buf)?;
+        }
+    }
+
+    /// The next request; `None` when the peer hung up or asked for nothing for long.
+    fn receive(
+        &self,
+        stream: &mut DataStream,
+        buf: &mut Vec<u8>,
+    ) -> io::Result<Option<ChunkRequest>> {
+        let stopping = || self.stopping.load(Ordering::Relaxed);
+        let mut header = [0u8; HEADER_BYTES];
+        let mut patience = Patience { stall: IDLE_BUFFER, cancelled: &stopping };
+        let mut first = read_full(stream, &mut header[..1], patience);
+        if first.as_ref().is_err_and(crate::link::is_timeout) {
+            *buf = Vec::new();
+            patience.stall = IDLE_MAX;
+            first = read_full(stream, &mut header[..1], patience);
+        }
+        match first {
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            Err(e) if crate::link::is_timeout(&e) => return Ok(None),
+            other => other?,
+        }
+        patience.stall = self.stall;
+        read_full(stream, &mut header[1..], patience)?;
+        let malformed = |_| io::Error::from(io::ErrorKind::InvalidData);
+        let header = Header::parse(&header, FRAME_BYTES_MAX).map_err(malformed)?;
+        let mut body = vec![0u8; header.body_bytes()];
+        read_full(stream, &mut body, patience)?;
+        header.check(&body).map_err(malformed)?;
+        if header.kind() != KIND_CHUNK_REQUEST {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        frame::decode(&body).map(Some).map_err(malformed)
+    }
+
+    fn answer(
+        &self,
+        peer: PeerId,
+        request: ChunkRequest,
+        stream: &mut DataStream,
+        buf: &mut Vec<u8>,
+    ) -> io::Result<()> {
+        let ChunkRequest { key, slot, piece } = request;
+        let read = self.published.read(&self.cache, (key, slot, piece), buf);
+        let answer = match read.map_err(|t| t.cause) {
+            Ok(crc) => match u32::try_from(buf.len()) {
+                Ok(len) => ChunkAnswer::Bytes { len, crc },
+                Err(_) => ChunkAnswer::Missing,
+            },
+            Err(Cause::Missing | Cause::Size { .. }) => ChunkAnswer::Missing,
+            Err(Cause::Os(errno)) => ChunkAnswer::Failed(errno),
+            Err(_) => ChunkAnswer::Failed(rustix::io::Errno::IO.raw_os_error()),
+        };
+        if !matches!(answer, ChunkAnswer::Bytes { .. }) {
+            debug!(?peer, %key, slot = slot.0, ?piece, ?answer, "a chunk is not given");
+        }
+        let frame = frame::encode(KIND_CHUNK, &answer, FRAME_BYTES_MAX)
+            .map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
+        stream.write_all(&frame)?;
+        if let ChunkAnswer::Bytes { .. } = answer {
+            stream.write_all(buf)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,251 @@
+//! Doing one task on a bulk thread.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use stanchion_core::api::{ChunkSource, TaskResult, Work};
+use stanchion_core::fold::{Fold, FoldError};
+use stanchion_format::ids::{AgentId, Key, SlotId, StripeId};
+use stanchion_format::manifest::Manifest;
+use stanchion_format::peer::{Cause, Times, Trouble};
+use stanchion_io::cache::Cache;
+use stanchion_io::prefix::Prefix;
+use tracing::debug;
+
+use super::client::{Asked, Clients, blame, fit};
+use super::server::Published;
+
+/// Sources that are asked ahead of the one that is being added up: the next ones come in while this one
+/// is verified.
+const AHEAD: usize = 3;
+
+/// A task that failed, and by which of its sources.
+pub(super) struct Failure {
+    trouble: Trouble,
+    source: Option<usize>,
+}
+
+impl From<Trouble> for Failure {
+    fn from(trouble: Trouble) -> Failure {
+        Failure { trouble, source: None }
+    }
+}
+
+fn by(source: usize, trouble: Trouble) -> Failure {
+    Failure { trouble, source: Some(source) }
+}
+
+/// Memory that a thread keeps from task to task.
+#[derive(Default)]
+pub(super) struct Scratch {
+    sum: Vec<u8>,
+    buf: Vec<u8>,
+}
+
+/// What tasks work with.
+pub(super) struct Tools {
+    pub me: AgentId,
+    pub cache: Arc<Cache>,
+    pub prefix: LazyPrefix,
+    pub published: Arc<Published>,
+    pub clients: Clients,
+}
+
+/// The prefix, opened when it is first needed: a job without it goes on (FM-V6).
+pub(super) struct LazyPrefix {
+    root: std::path::PathBuf,
+    open: OnceLock<Prefix>,
+}
+
+impl LazyPrefix {
+    pub fn new(root: std::path::PathBuf) -> LazyPrefix {
+        LazyPrefix { root, open: OnceLock::new() }
+    }
+
+    fn get(&self) -> Result<&Prefix, Trouble> {
+        if let Some(prefix) = self.open.get() {
+            return Ok(prefix);
+        }
+        let prefix = Prefix::open(&self.root)?;
+        // Two threads may have opened it; both are the same directory.
+        Ok(self.open.get_or_init(|| prefix))
+    }
+}
+
+fn micros(since: Instant) -> u64 {
+    since.elapsed().as_micros().try_into().unwrap_or(u64::MAX)
+}
+
+impl Tools {
+    /// Does it, and says how it ended.
+    pub fn perform(
+        &self,
+        work: Work,
+        scratch: &mut Scratch,
+        cancelled: &(dyn Fn() -> bool + Sync),
+    ) -> TaskResult {
+        self.attempt(work, scratch, cancelled).unwrap_or_else(|f| {
+            debug!(trouble = ?f.trouble, source = ?f.source, "a task failed");
+            TaskResult::Failed { trouble: f.trouble, source: f.source }
+        })
+    }
+
+    fn attempt(
+        &self,
+        work: Work,
+        scratch: &mut Scratch,
+        cancelled: &(dyn Fn() -> bool + Sync),
+    ) -> Result<TaskResult, Failure> {
+        let start = Instant::now();
+        let mut times = Times::default();
+        match work {
+            Work::MakeDirs { key, slot, ranks } => self.cache.make_dirs(key, slot, &ranks)?,
+            Work::Stat { key, slot, files } => self.cache.stat(key, slot, &files)?,
+            Work::Digest { key, slot, chunk_bytes, files } => {
+                let manifest = self.cache.digest(key, slot, chunk_bytes, &files, cancelled)?;
+                times.digest_us = micros(start);
+                return Ok(TaskResult::Digested(Box::new(manifest), times));
+            }
+            Work::Encode { key, slot, stripe, index, len, chunk_bytes, sources } => {
+                let place = Place { key, slot, stripe, index, len, chunk_bytes };
+                times = self.encode(place, &sources, scratch, cancelled)?;
+            }
+            Work::Verify(manifest) => {
+                let (bad, bad_files) = self.cache.verify(&manifest, cancelled)?;
+                return Ok(TaskResult::Verified { bad, bad_files });
+            }
+            Work::Rebuild { manifest, chunk, sources } => {
+                times = self.rebuild(&manifest, chunk, &sources, scratch, cancelled)?;
+            }
+            Work::Fetch { info, slot, ranks } => {
+                let prefix = self.prefix.get()?;
+                let manifest = prefix.fetch(&self.cache, &info, slot, &ranks, cancelled)?;
+                return Ok(TaskResult::Fetched(Box::new(manifest)));
+            }
+            Work::FlushPrepare { manifest, attempt } => {
+                self.prefix.get()?.flush_prepare(&self.cache, &manifest, attempt, cancelled)?;
+                times.storage_us = micros(start);
+            }
+            Work::FlushPublish { manifest, attempt } => {
+                self.prefix.get()?.flush_publish(&manifest, attempt)?;
+                times.storage_us = micros(start);
+            }
+            Work::FlushAbort { key, attempt } => self.prefix.get()?.flush_abort(key, attempt),
+            Work::WriteIndex(record) => {
+                let prefix = self.prefix.get()?;
+                prefix.write_index(&prefix.vouch(*record)?)?;
+                times.storage_us = micros(start);
+            }
+            Work::DeletePersistent { key, .. } => self.prefix.get()?.delete(key)?,
+        }
+        Ok(TaskResult::Done(times))
+    }
+
+    fn encode(
+        &self,
+        place: Place,
+        sources: &[ChunkSource],
+        scratch: &mut Scratch,
+        cancelled: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Times, Failure> {
+        let Place { key, slot, stripe, index, len, chunk_bytes } = place;
+        let start = Instant::now();
+        let transfer_us = self.add_up(key, sources, len, scratch, cancelled)?.transfer_us;
+        let parity = &scratch.sum[..len as usize];
+        self.cache.write_parity(key, slot, index, chunk_bytes, parity)?;
+        debug!(%key, slot = slot.0, stripe = stripe.0, index, len, "parity is stored");
+        let encode_us = micros(start).saturating_sub(transfer_us);
+        Ok(Times { transfer_us, encode_us, ..Times::default() })
+    }
+
+    fn rebuild(
+        &self,
+        manifest: &Manifest,
+        chunk: u64,
+        sources: &[ChunkSource],
+        scratch: &mut Scratch,
+        cancelled: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Times, Failure> {
+        let start = Instant::now();
+        let malformed = || Trouble::new(Cause::Malformed).slot(manifest.slot);
+        let at = manifest.chunk(chunk).ok_or_else(malformed)?;
+        let sum = self.add_up(manifest.key, sources, at.len, scratch, cancelled)?;
+        if sum.crc != at.crc {
+            // Every source with a checksum was verified: what had none is wrong (FM-S8).
+            let file = manifest.files[at.file].path.clone();
+            let source = sources.iter().position(|s| s.crc.is_none());
+            let trouble = match source {
+                Some(i) => blame(&sources[i], Cause::Damaged).file(file),
+                None => Trouble::new(Cause::Damaged).slot(manifest.slot).file(file),
+            };
+            return Err(Failure { trouble, source });
+        }
+        self.cache.write_chunk(manifest, chunk, &scratch.sum[..at.len as usize])?;
+        let transfer_us = sum.transfer_us;
+        let encode_us = micros(start).saturating_sub(transfer_us);
+        Ok(Times { transfer_us, encode_us, ..Times::default() })
+    }
+
+    /// Adds the sources up in `scratch.sum`; the checksum is of its first `len` bytes.
+    fn add_up(
+        &self,
+        key: Key,
+        sources: &[ChunkSource],
+        len: u32,
+        scratch: &mut Scratch,
+        cancelled: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Sum, Failure> {
+        let longest = sources.iter().map(|s| s.len).max().unwrap_or(0).max(len);
+        let Scratch { sum, buf } = scratch;
+        sum.resize(longest as usize, 0);
+        let mut fold = Fold::new(sources, sum);
+        let mut transfer_us = 0;
+        let mut asked: VecDeque<(usize, Asked)> = VecDeque::new();
+        let mut remote = sources.iter().enumerate().filter(|(_, s)| s.agent != self.me);
+        for (i, source) in sources.iter().enumerate() {
+            if cancelled() {
+                return Err(Trouble::new(Cause::Timeout).into());
+            }
+            while asked.len() < AHEAD
+                && let Some((next, ahead)) = remote.next()
+            {
+                let ask = self.clients.ask(key, ahead).map_err(|t| by(next, t))?;
+                asked.push_back((next, ask));
+            }
+            let began = Instant::now();
+            if source.agent == self.me {
+                self.read_own(key, source, buf).map_err(|t| by(i, t))?;
+            } else {
+                let (_, ask) = asked.pop_front().expect("remote sources are asked in order");
+                let taken = self.clients.take(key, source, ask, buf, cancelled);
+                taken.map_err(|t| by(i, t))?;
+                transfer_us += micros(began);
+            }
+            if let Err(FoldError::Damaged { source: i }) = fold.apply(i, buf) {
+                return Err(by(i, blame(source, Cause::Damaged)));
+            }
+        }
+        Ok(Sum { crc: fold.finish(len as usize), transfer_us })
+    }
+
+    fn read_own(&self, key: Key, source: &ChunkSource, buf: &mut Vec<u8>) -> Result<(), Trouble> {
+        let what = (key, source.slot, source.piece);
+        self.published.read(&self.cache, what, buf).map_err(|t| t.agent(source.agent))?;
+        fit(source, buf).map_err(|cause| blame(source, cause))
+    }
+}
+
+struct Place {
+    key: Key,
+    slot: SlotId,
+    stripe: StripeId,
+    index: u64,
+    len: u32,
+    chunk_bytes: u32,
+}
+
+struct Sum {
+    crc: stanchion_format::checksum::Crc,
+    transfer_us: u64,
+}

@@ -1,0 +1,498 @@
+//! One agent process: events to core, actions to the world.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use stanchion_core::bugs::Bugs;
+use stanchion_core::agent::{Agent, AgentConfig};
+use stanchion_core::api::{
+    AgentAction, AgentEvent, ControllerAction, ControllerEvent, Now, Outcome,
+};
+use stanchion_core::controller::{ControllerConfig, Purpose, Status};
+use stanchion_format::config::Settings;
+use stanchion_format::ids::{AgentId, JobId, PeerId};
+use stanchion_format::limits::TEXT_BYTES_MAX;
+use stanchion_format::peer::{AgentAddr, Msg, Severity, Trouble};
+use stanchion_io::cache::Cache;
+use stanchion_io::prefix::Prefix;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tracing::{debug, error, info, warn};
+
+use crate::bulk::{Bulk, BulkConfig, Done};
+use crate::lead::{LeadConfig, lead, off_thread};
+use crate::link::{Credentials, Gate, GateError, LinkEvent, LinkId, Links, Tuning};
+use crate::mind::{AgentMind, Clock};
+use crate::ranks::{Ranks, RanksError};
+use crate::secret::Secret;
+
+/// A `Tick` comes at least so often.
+const TICK: Duration = Duration::from_millis(100);
+/// Events of ranks that wait for the control thread; beyond, their sockets are not read.
+const RANK_EVENTS_MAX: usize = 1024;
+/// At the end: for ranks to be gone, for links to be read to their end, for bulk threads to stop.
+const END_DEADLINE: Duration = Duration::from_secs(5);
+/// At the end: for an orphans' controller in this process to tell the others.
+const LEAD_END_DEADLINE: Duration = Duration::from_secs(30);
+/// Tries of an orphan to take an epoch in the prefix, and the pause between.
+const EPOCH_TRIES: u32 = 5;
+const EPOCH_PAUSE: Duration = Duration::from_secs(2);
+/// Longest wait for one such try.
+const EPOCH_DEADLINE: Duration = Duration::from_secs(60);
+
+/// What an agent is started with.
+#[derive(Debug)]
+pub struct AgentOptions {
+    /// Its identity, never used twice in a run.
+    pub id: AgentId,
+    /// The job.
+    pub job: JobId,
+    /// The job's secret.
+    pub secret: Arc<Secret>,
+    /// Where to listen; the port is the system's choice.
+    pub listen: IpAddr,
+    /// The ranks' socket, in a directory of mode 0700.
+    pub socket: PathBuf,
+    /// The cache directory: absolute; emptied now and removed at the end.
+    pub cache: PathBuf,
+    /// The persistent directory: absolute.
+    pub prefix: PathBuf,
+    /// The job's settings.
+    pub settings: Settings,
+}
+
+/// What is known when an agent listens.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadyInfo {
+    /// Its TCP listener.
+    pub addr: SocketAddr,
+    /// Its process.
+    pub pid: u32,
+}
+
+/// Why an agent does not start, or ends.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The cache cannot be used.
+    #[error("the cache {0}: {1}")]
+    Cache(PathBuf, Trouble),
+    /// A path that ranks are told is not text.
+    #[error("the path {0:?} is not UTF-8")]
+    Path(PathBuf),
+    /// The TCP listener.
+    #[error(transparent)]
+    Listen(#[from] GateError),
+    /// The ranks' socket.
+    #[error(transparent)]
+    Ranks(#[from] RanksError),
+    /// Threads, timers or signals.
+    #[error("the system gives no threads or timers: {0}")]
+    System(io::Error),
+    /// Orphans could not take the right to decide in the prefix; nothing was flushed.
+    #[error("without a runner and without the prefix nothing can be flushed: {0}")]
+    Orphaned(Trouble),
+}
+
+/// Runs an agent until it is told to leave (or SIGTERM). `ready` is called when it listens. Whatever the
+/// end, the cache and the socket are removed (FM-V4).
+///
+/// To be called from the main thread of a process of its own: sets the umask, raises the limit of open files,
+/// handles SIGTERM, ignores SIGINT and SIGHUP (the terminal's are meant for the runner).
+pub fn run(options: AgentOptions, ready: impl FnOnce(ReadyInfo)) -> Result<(), AgentError> {
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    raise_file_limit();
+    let text = |p: &PathBuf| p.to_str().map(str::to_owned).ok_or(AgentError::Path(p.clone()));
+    let config = AgentConfig {
+        id: options.id,
+        job: options.job,
+        cache: text(&options.cache)?,
+        prefix: text(&options.prefix)?,
+        settings: options.settings.clone(),
+        bugs: Bugs::default(),
+    };
+    let terminate = || async {
+        use tokio::signal::unix::{SignalKind, signal};
+        let ignored = [SignalKind::interrupt(), SignalKind::hangup()].map(signal);
+        match signal(SignalKind::terminate()) {
+            Ok(mut terminate) => {
+                terminate.recv().await;
+            }
+            Err(error) => {
+                warn!(%error, "SIGTERM ends this agent without an orderly end");
+                std::future::pending::<()>().await;
+            }
+        }
+        drop(ignored);
+    };
+    run_with(options, |now| Agent::new(config, now), ready, terminate)
+}
+
+/// The same with any mind, and without changes to the process; `terminate` is an order to leave.
+pub fn run_with<M, F>(
+    options: AgentOptions,
+    mind: impl FnOnce(Now) -> M,
+    ready: impl FnOnce(ReadyInfo),
+    terminate: impl FnOnce() -> F,
+) -> Result<(), AgentError>
+where
+    M: AgentMind,
+    F: Future<Output = ()>,
+{
+    // 0: what the device has.
+    let bytes_max = match options.settings.number("cache_bytes_max") {
+        0 => u64::MAX,
+        max => max,
+    };
+    let cache = Cache::open(&options.cache, bytes_max)
+        .map_err(|trouble| AgentError::Cache(options.cache.clone(), trouble))?;
+    let cache = Arc::new(cache);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(AgentError::System)?;
+    let ended = runtime.block_on(async {
+        let daemon = Daemon::start(&options, cache.clone(), mind).await;
+        match daemon {
+            Ok((daemon, sources, addr)) => {
+                ready(ReadyInfo { addr, pid: std::process::id() });
+                daemon.serve(sources, terminate()).await
+            }
+            Err(error) => Err(error),
+        }
+    });
+    // Nothing may wait for a name service or a file system that does not answer.
+    runtime.shutdown_background();
+    cache.remove_all();
+    ended
+}
+
+/// As many open files as the system allows: a link, a rank and a data connection are one each.
+pub fn raise_file_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        debug!(%error, "the limit of open files stays");
+    }
+}
+
+/// Where events come from.
+struct Sources {
+    links: mpsc::Receiver<LinkEvent>,
+    ranks: mpsc::Receiver<AgentEvent>,
+    results: mpsc::UnboundedReceiver<Done>,
+}
+
+struct Daemon<M> {
+    mind: M,
+    clock: Clock,
+    who: Arc<Credentials>,
+    links: Links,
+    ranks: Ranks,
+    bulk: Bulk,
+    gate: tokio::task::AbortHandle,
+    /// By which link the controller spoke, while its message is being handled.
+    answering: Option<LinkId>,
+    lead: Option<JoinHandle<Result<Outcome, Trouble>>>,
+    prefix: PathBuf,
+    settings: Settings,
+}
+
+/// What a step asks of the loop.
+#[derive(PartialEq, Eq)]
+enum Flow {
+    On,
+    Leave,
+}
+
+impl<M: AgentMind> Daemon<M> {
+    async fn start(
+        options: &AgentOptions,
+        cache: Arc<Cache>,
+        mind: impl FnOnce(Now) -> M,
+    ) -> Result<(Daemon<M>, Sources, SocketAddr), AgentError> {
+        let settings = options.settings.clone();
+        let silence = Duration::from_millis(settings.number("silence_timeout_ms"));
+        let tuning = Tuning { silence: silence * 2, ..Tuning::default() };
+        let who = Arc::new(Credentials {
+            me: PeerId::Agent(options.id),
+            job: options.job,
+            secret: options.secret.clone(),
+            encrypt: settings.flag("encrypt"),
+        });
+        let (results_to, results) = mpsc::unbounded_channel();
+        let bulk = BulkConfig {
+            me: options.id,
+            cache,
+            prefix: options.prefix.clone(),
+            who: who.clone(),
+            io_threads: usize::try_from(settings.number("io_threads")).unwrap_or(1),
+            connect: tuning.connect,
+            stall: silence,
+        };
+        let bulk = Bulk::start(bulk, results_to).map_err(AgentError::System)?;
+        let gate = Gate::listen(options.listen).await?;
+        let addr = gate.address();
+        let (links, link_events) = Links::new(who.clone(), tuning);
+        let (rank_events, ranks_from) = mpsc::channel(RANK_EVENTS_MAX);
+        let ranks = Ranks::bind(&options.socket, rank_events)?;
+        let accepting = gate.run(who.clone(), tuning, links.clone(), bulk.server());
+        let gate = tokio::spawn(accepting).abort_handle();
+        let clock = Clock::new();
+        let daemon = Daemon {
+            mind: mind(clock.now()),
+            clock,
+            who,
+            links,
+            ranks,
+            bulk,
+            gate,
+            answering: None,
+            lead: None,
+            prefix: options.prefix.clone(),
+            settings,
+        };
+        Ok((daemon, Sources { links: link_events, ranks: ranks_from, results }, addr))
+    }
+
+    async fn serve(
+        mut self,
+        mut from: Sources,
+        terminate: impl Future<Output = ()>,
+    ) -> Result<(), AgentError> {
+        tokio::pin!(terminate);
+        let mut tick = Instant::now();
+        let mut ended = Ok(());
+        loop {
+            let wanted = self.mind.deadline().map(|at| Instant::from_std(self.clock.instant(at)));
+            let next = wanted.map_or(tick, |at| at.min(tick));
+            let flow = tokio::select! {
+                Some(event) = from.links.recv() => self.link(event),
+                Some(event) = from.ranks.recv() => self.step(event),
+                Some(done) = from.results.recv() => self.done(done),
+                led = async { self.lead.as_mut().expect("checked").await }, if self.lead.is_some() => {
+                    self.lead = None;
+                    match led {
+                        Ok(Ok(outcome)) => {
+                            info!(?outcome, "leading the orphans ended");
+                            Flow::On
+                        }
+                        Ok(Err(trouble)) => {
+                            ended = Err(AgentError::Orphaned(trouble));
+                            Flow::Leave
+                        }
+                        Err(_) => {
+                            error!("a bug: leading the orphans panicked");
+                            Flow::Leave
+                        }
+                    }
+                }
+                () = &mut terminate => {
+                    info!("told to leave by a signal");
+                    Flow::Leave
+                }
+                () = tokio::time::sleep_until(next) => {
+                    tick = Instant::now() + TICK;
+                    self.step(AgentEvent::Tick)
+                }
+            };
+            if flow == Flow::Leave {
+                break;
+            }
+        }
+        self.leave(from).await;
+        ended
+    }
+
+    fn link(&mut self, event: LinkEvent) -> Flow {
+        match event {
+            LinkEvent::Message { from, via, msg } => {
+                self.answering = (from == PeerId::Controller).then_some(via);
+                let flow = self.step(AgentEvent::Message { from, msg });
+                self.answering = None;
+                flow
+            }
+            LinkEvent::Down(peer) => self.step(AgentEvent::LinkDown(peer)),
+            LinkEvent::Up(peer) => {
+                debug!(?peer, "a link stands");
+                Flow::On
+            }
+            // Core's own pings find out about silence (FM-F5a).
+            LinkEvent::Silent(peer) => {
+                debug!(?peer, "a peer is silent");
+                Flow::On
+            }
+        }
+    }
+
+    fn done(&mut self, done: Done) -> Flow {
+        if !self.bulk.is_current(&done) {
+            return Flow::On;
+        }
+        self.step(AgentEvent::TaskDone { task: done.task, result: done.result })
+    }
+
+    fn step(&mut self, event: AgentEvent) -> Flow {
+        for action in self.mind.step(self.clock.now(), event) {
+            if self.act(action) == Flow::Leave {
+                return Flow::Leave;
+            }
+        }
+        Flow::On
+    }
+
+    fn act(&mut self, action: AgentAction) -> Flow {
+        match action {
+            AgentAction::Send { to, msg } => {
+                let via = self.answering.filter(|_| to == PeerId::Controller);
+                self.links.send_by(to, via, *msg);
+            }
+            AgentAction::Addresses(agents) => {
+                self.links.set_addresses(&agents);
+                self.bulk.set_addresses(&agents);
+            }
+            AgentAction::Answer { conn, answer } => self.ranks.answer(conn, *answer),
+            AgentAction::Run { task, work } => self.bulk.run(task, work),
+            AgentAction::CancelAll => self.bulk.cancel_all(),
+            AgentAction::Publish(manifest) => self.bulk.publish(manifest),
+            AgentAction::EndRanks(conns) => self.ranks.end(&conns),
+            AgentAction::Evict(keys) => self.bulk.evict(&keys),
+            AgentAction::Log(severity, text) => self.log(severity, text),
+            AgentAction::Lead { agents } => self.lead(agents),
+            AgentAction::Exit => return Flow::Leave,
+        }
+        Flow::On
+    }
+
+    fn log(&self, severity: Severity, mut text: String) {
+        match severity {
+            Severity::Debug => debug!("{text}"),
+            Severity::Info => info!("{text}"),
+            Severity::Warn => warn!("{text}"),
+            Severity::Error => error!("{text}"),
+        }
+        let wanted = severity != Severity::Debug || self.settings.number("debug") > 0;
+        if wanted && self.links.stands(PeerId::Controller) {
+            text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
+            self.links.send(PeerId::Controller, Msg::Notice(severity, text));
+        }
+    }
+
+    /// Runs an orphans' controller beside this agent, which it reaches by TCP like all others.
+    fn lead(&mut self, agents: Vec<AgentAddr>) {
+        if self.lead.is_some() {
+            return;
+        }
+        warn!("no runner is left: this agent leads the others");
+        let count = u32::try_from(agents.len()).unwrap_or(u32::MAX);
+        let core = ControllerConfig {
+            job: self.who.job,
+            epoch: Default::default(),
+            nodes: count,
+            agents: count,
+            settings: self.settings.clone(),
+            purpose: Purpose::WindDown,
+            from_scratch: false,
+            bugs: Bugs::default(),
+        };
+        let config = LeadConfig {
+            core,
+            agents,
+            secret: self.who.secret.clone(),
+            prefix: self.prefix.clone(),
+            role: "orphans",
+            status: watch::Sender::new(Status::default()),
+        };
+        self.lead = Some(tokio::spawn(lead_orphans(config)));
+    }
+
+    /// The orderly end: ranks first, so that nothing writes to the cache any more.
+    async fn leave(mut self, mut from: Sources) {
+        self.gate.abort();
+        self.bulk.cancel_all();
+        self.ranks.end(&[]);
+        let ranks_gone = async {
+            while self.ranks.count() > 0 {
+                from.ranks.recv().await;
+            }
+        };
+        if tokio::time::timeout(END_DEADLINE, ranks_gone).await.is_err() {
+            warn!("ranks are still there after they were killed");
+        }
+        if let Some(mut lead) = self.lead.take() {
+            let ended = async {
+                loop {
+                    tokio::select! {
+                        led = &mut lead => break debug!(?led, "leading ended"),
+                        Some(_) = from.links.recv() => {}
+                    }
+                }
+            };
+            if tokio::time::timeout(LEAD_END_DEADLINE, ended).await.is_err() {
+                warn!("leading the orphans does not end");
+            }
+        }
+        self.links.close(&mut from.links, END_DEADLINE).await;
+        if !self.bulk.stop(END_DEADLINE) {
+            warn!("a file system does not answer; a thread is left in it");
+        }
+    }
+}
+
+/// Takes the right to decide and leads. The outer world of orphans: agents end their own ranks, nobody can
+/// fence, and nobody listens but the log.
+async fn lead_orphans(mut config: LeadConfig) -> Result<Outcome, Trouble> {
+    config.core.epoch = take_epoch(&config.prefix).await?;
+    info!(epoch = config.core.epoch.0, "leading the orphans");
+    let (actions_to, mut actions) = mpsc::channel(64);
+    let (events, events_from) = mpsc::channel(64);
+    let world = async move {
+        while let Some(action) = actions.recv().await {
+            let event = match action {
+                ControllerAction::StopApp => ControllerEvent::AppStopped,
+                ControllerAction::Fence(agent) => ControllerEvent::AgentDown(agent),
+                ControllerAction::LaunchApp { .. } => {
+                    error!("a bug: orphans launch nothing");
+                    ControllerEvent::AppExited { success: false, code: 1 }
+                }
+                ControllerAction::Say(severity, notice) => {
+                    info!(?severity, ?notice, "the orphans' controller");
+                    continue;
+                }
+                _ => continue,
+            };
+            if events.send(event).await.is_err() {
+                return;
+            }
+        }
+        // Kept to the end: the lead takes a closed channel for a world that is gone.
+        drop(events);
+    };
+    let (outcome, ()) = tokio::join!(lead(config, actions_to, events_from), world);
+    Ok(outcome)
+}
+
+async fn take_epoch(prefix: &std::path::Path) -> Result<stanchion_format::ids::Epoch, Trouble> {
+    let mut tries = 0;
+    loop {
+        let root = prefix.to_owned();
+        let taken = off_thread(move || Prefix::open(&root)?.take_epoch());
+        let timeout = || Err(Trouble::new(stanchion_format::peer::Cause::Timeout));
+        let taken = tokio::time::timeout(EPOCH_DEADLINE, taken).await;
+        match taken.unwrap_or_else(|_| Ok(timeout())).unwrap_or_else(|_| timeout()) {
+            Ok(epoch) => return Ok(epoch),
+            Err(trouble) => {
+                tries += 1;
+                warn!(%trouble, tries, "no epoch can be taken in the prefix");
+                if tries == EPOCH_TRIES {
+                    return Err(trouble);
+                }
+            }
+        }
+        tokio::time::sleep(EPOCH_PAUSE).await;
+    }
+}

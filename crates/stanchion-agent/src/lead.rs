@@ -1,0 +1,312 @@
+//! Driving a controller: in the runner, or in an orphaned agent in its place (FM-V3).
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
+
+use stanchion_core::api::{ControllerAction, ControllerEvent, Outcome};
+use stanchion_core::controller::{Controller, ControllerConfig, Status};
+use stanchion_format::ids::{AgentId, Epoch, PeerId};
+use stanchion_format::index::LeaseFile;
+use stanchion_format::peer::{AgentAddr, Cause, Trouble};
+use stanchion_io::prefix::Prefix;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use crate::link::{Credentials, LinkEvent, Links, Tuning};
+use crate::mind::{Clock, ControllerMind, unix_s};
+use crate::secret::Secret;
+
+/// A `Tick` comes at least so often.
+const TICK: Duration = Duration::from_millis(100);
+/// The prefix's lease is written so often.
+const LEASE_EVERY: Duration = Duration::from_secs(5);
+/// A prefix that does not answer for so long cannot be read.
+const INDEX_DEADLINE: Duration = Duration::from_secs(120);
+/// At the end: for agents to take their last message and hang up, and for the outer world to listen.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What a lead needs.
+#[derive(Debug)]
+pub struct LeadConfig {
+    /// For the controller.
+    pub core: ControllerConfig,
+    /// Agents that are there already; more may come as `ControllerEvent::AgentUp` from outside.
+    pub agents: Vec<AgentAddr>,
+    /// The job's secret.
+    pub secret: Arc<Secret>,
+    /// The persistent directory.
+    pub prefix: PathBuf,
+    /// The lease's word for who leads: `run` or `orphans`.
+    pub role: &'static str,
+    /// Where the status is shown, as of a tenth of a second ago.
+    pub status: watch::Sender<Status>,
+}
+
+/// Leads agents until the controller says how it ended.
+///
+/// `actions` gets what concerns the outer world, in order: `LaunchApp`, `StopApp`, `Fence`, `Say`, `Exit`. What
+/// happens there comes by `events`: `AgentUp` (an agent's address is known: it is called, and is up for the
+/// controller when its link stands), `AgentDown` (its process ended), `AppExited`, `AppStopped`, `Interrupt`,
+/// `Settings`. When either is closed the lead goes on alone.
+pub async fn lead(
+    config: LeadConfig,
+    actions: mpsc::Sender<ControllerAction>,
+    events: mpsc::Receiver<ControllerEvent>,
+) -> Outcome {
+    let core = config.core.clone();
+    lead_with(config, |now| Controller::new(core, now), actions, events).await
+}
+
+/// The same with any mind.
+pub async fn lead_with<M: ControllerMind>(
+    config: LeadConfig,
+    mind: impl FnOnce(stanchion_core::api::Now) -> M,
+    actions: mpsc::Sender<ControllerAction>,
+    mut outside: mpsc::Receiver<ControllerEvent>,
+) -> Outcome {
+    let LeadConfig { core, agents, secret, prefix, role, status } = config;
+    let clock = Clock::new();
+    let who = Credentials { me: PeerId::Controller, job: core.job, secret, encrypt: false };
+    let silence = Duration::from_millis(core.settings.number("silence_timeout_ms"));
+    let tuning = Tuning { silence: silence * 2, ..Tuning::default() };
+    let (links, mut link_events) = Links::new(Arc::new(who), tuning);
+    let (own, mut own_events) = mpsc::unbounded_channel();
+    let (say, forward) = forward(actions);
+    let mut lead = Lead {
+        mind: mind(clock.now()),
+        clock,
+        links: links.clone(),
+        known: HashMap::new(),
+        up: HashSet::new(),
+        dead: HashSet::new(),
+        say,
+        own,
+        prefix: prefix.clone(),
+        status,
+    };
+    let (stop_lease, mut lease) = keep_lease(prefix, core.epoch, role);
+    let mut lease_kept = true;
+    let mut ended = None;
+    for agent in agents {
+        lead.outside(ControllerEvent::AgentUp(agent), &mut ended);
+    }
+    let mut tick = Instant::now();
+    let mut outside_open = true;
+    let outcome = loop {
+        if let Some(outcome) = ended.take() {
+            break outcome;
+        }
+        tokio::select! {
+            Some(event) = link_events.recv() => lead.link(event, &mut ended),
+            Some(event) = own_events.recv() => lead.step(event, &mut ended),
+            event = outside.recv(), if outside_open => match event {
+                Some(event) => lead.outside(event, &mut ended),
+                None => outside_open = false,
+            },
+            higher = &mut lease, if lease_kept => match higher {
+                Ok(Some(epoch)) => break Outcome::Fenced(epoch),
+                _ => lease_kept = false,
+            },
+            () = tokio::time::sleep_until(tick) => {
+                tick = Instant::now() + TICK;
+                lead.step(ControllerEvent::Tick, &mut ended);
+                lead.status.send_replace(lead.mind.status());
+            }
+        }
+    };
+    debug!(?outcome, "leading ends");
+    lead.status.send_replace(lead.mind.status());
+    drop(stop_lease);
+    links.close(&mut link_events, CLOSE_DEADLINE).await;
+    drop(lead);
+    if tokio::time::timeout(CLOSE_DEADLINE, forward).await.is_err() {
+        debug!("nobody takes the last actions");
+    }
+    if lease_kept && tokio::time::timeout(CLOSE_DEADLINE, lease).await.is_err() {
+        warn!("the prefix does not answer; its lease stays until it is too old");
+    }
+    outcome
+}
+
+struct Lead<M> {
+    mind: M,
+    clock: Clock,
+    links: Links,
+    known: HashMap<AgentId, AgentAddr>,
+    up: HashSet<AgentId>,
+    /// An agent that was declared dead stays so (FM-F2a).
+    dead: HashSet<AgentId>,
+    say: mpsc::UnboundedSender<ControllerAction>,
+    own: mpsc::UnboundedSender<ControllerEvent>,
+    prefix: PathBuf,
+    status: watch::Sender<Status>,
+}
+
+impl<M: ControllerMind> Lead<M> {
+    fn outside(&mut self, event: ControllerEvent, ended: &mut Option<Outcome>) {
+        match event {
+            // It is up when its link stands.
+            ControllerEvent::AgentUp(agent) => {
+                if !self.dead.contains(&agent.id) {
+                    self.links.set_address(&agent);
+                    self.links.connect(agent.id);
+                    self.known.insert(agent.id, agent);
+                }
+            }
+            ControllerEvent::AgentDown(id) => self.down(id, ended),
+            event => self.step(event, ended),
+        }
+    }
+
+    fn link(&mut self, event: LinkEvent, ended: &mut Option<Outcome>) {
+        match event {
+            LinkEvent::Up(PeerId::Agent(id)) if !self.dead.contains(&id) => {
+                if self.up.insert(id)
+                    && let Some(agent) = self.known.get(&id).cloned()
+                {
+                    self.step(ControllerEvent::AgentUp(agent), ended);
+                }
+            }
+            LinkEvent::Message { from: PeerId::Agent(from), msg, .. }
+                if !self.dead.contains(&from) =>
+            {
+                self.step(ControllerEvent::Message { from, msg }, ended);
+            }
+            LinkEvent::Down(PeerId::Agent(id)) => self.down(id, ended),
+            // It may come back: core asks others about it before it is given up.
+            LinkEvent::Silent(PeerId::Agent(id)) if !self.dead.contains(&id) => {
+                debug!(agent = id.0, "an agent is silent; calling again");
+                self.links.connect(id);
+            }
+            event => debug!(?event, "an event of a dead agent"),
+        }
+    }
+
+    fn down(&mut self, id: AgentId, ended: &mut Option<Outcome>) {
+        self.links.forget(PeerId::Agent(id));
+        if self.dead.insert(id) {
+            self.step(ControllerEvent::AgentDown(id), ended);
+        }
+    }
+
+    fn step(&mut self, event: ControllerEvent, ended: &mut Option<Outcome>) {
+        if ended.is_some() {
+            return;
+        }
+        for action in self.mind.step(self.clock.now(), event) {
+            match action {
+                ControllerAction::Send { to, msg } => {
+                    if !self.dead.contains(&to) {
+                        self.links.send(PeerId::Agent(to), *msg);
+                    }
+                }
+                ControllerAction::ReadIndex => self.read_index(),
+                ControllerAction::Exit(outcome) => {
+                    let _ = self.say.send(ControllerAction::Exit(outcome.clone()));
+                    *ended = Some(outcome);
+                    return;
+                }
+                action => {
+                    let _ = self.say.send(action);
+                }
+            }
+        }
+    }
+
+    fn read_index(&self) {
+        let prefix = self.prefix.clone();
+        let read = off_thread(move || read_index(&prefix));
+        let own = self.own.clone();
+        tokio::spawn(async move {
+            let timeout = || Err(Trouble::new(Cause::Timeout));
+            let read = tokio::time::timeout(INDEX_DEADLINE, read).await;
+            let event = match read.unwrap_or_else(|_| Ok(timeout())).unwrap_or_else(|_| timeout()) {
+                Ok(records) => ControllerEvent::Index(records),
+                Err(trouble) => ControllerEvent::IndexFailed(trouble),
+            };
+            let _ = own.send(event);
+        });
+    }
+}
+
+fn read_index(prefix: &Path) -> Result<Vec<stanchion_format::index::IndexRecord>, Trouble> {
+    let (records, bad) = Prefix::open(prefix)?.read_index()?;
+    for record in bad {
+        warn!(file = record.file, trouble = %record.trouble, "a record of the index is left out");
+    }
+    Ok(records)
+}
+
+/// Runs what may hang in a file system on a thread that nobody waits for: tokio's own blocking threads
+/// would keep the runtime from ending.
+pub(crate) fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> oneshot::Receiver<T> {
+    let (tell, told) = oneshot::channel();
+    let spawned = std::thread::Builder::new().name("stn-prefix".into()).spawn(move || {
+        // Nobody may wait for it any more.
+        let _ = tell.send(work());
+    });
+    if let Err(error) = spawned {
+        warn!(%error, "no thread for the prefix");
+    }
+    told
+}
+
+/// Hands actions on in order, however slowly they are taken: the lead itself never waits for the outer
+/// world, which may be waiting for it.
+fn forward(
+    to: mpsc::Sender<ControllerAction>,
+) -> (mpsc::UnboundedSender<ControllerAction>, tokio::task::JoinHandle<()>) {
+    let (say, mut said) = mpsc::unbounded_channel();
+    let task = tokio::spawn(async move {
+        while let Some(action) = said.recv().await {
+            if to.send(action).await.is_err() {
+                return;
+            }
+        }
+    });
+    (say, task)
+}
+
+/// Keeps the lease on a thread of its own until the sender is dropped; then removes it. Gives the higher
+/// epoch if there is one (FM-S11).
+fn keep_lease(
+    prefix: PathBuf,
+    epoch: Epoch,
+    role: &'static str,
+) -> (std::sync::mpsc::Sender<()>, oneshot::Receiver<Option<Epoch>>) {
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let kept = off_thread(move || {
+        let mut told = false;
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let pid = std::process::id();
+        loop {
+            let (host, role) = (host.clone(), role.to_owned());
+            let lease = LeaseFile { epoch, host, pid, unix_s: unix_s(), role };
+            match Prefix::open(&prefix).and_then(|p| p.write_lease(&lease)) {
+                Ok(()) => told = false,
+                Err(trouble) if trouble.cause == Cause::Fenced => {
+                    let newest = Prefix::open(&prefix).and_then(|p| p.newest_epoch());
+                    return Some(newest.unwrap_or(epoch));
+                }
+                Err(trouble) if !std::mem::replace(&mut told, true) => {
+                    warn!(%trouble, "the prefix's lease cannot be written");
+                }
+                Err(_) => {}
+            }
+            if stopped.recv_timeout(LEASE_EVERY) != Err(RecvTimeoutError::Timeout) {
+                break;
+            }
+        }
+        if let Err(trouble) = Prefix::open(&prefix).and_then(|p| p.remove_lease()) {
+            debug!(%trouble, "the prefix's lease stays");
+        }
+        None
+    });
+    (stop, kept)
+}

@@ -1,0 +1,64 @@
+//! `stanchion`: keeps parallel jobs alive. One executable for everything.
+
+mod agent;
+mod args;
+mod bench;
+mod config;
+mod exit;
+mod jobdir;
+mod out;
+mod prefix;
+mod procs;
+mod run;
+mod settings;
+mod status;
+mod words;
+
+use args::{Cli, Command};
+use clap::{CommandFactory, Parser};
+use exit::{Exit, Failed};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    // Usage errors end here with code 2, help and version with 0.
+    let cli = Cli::parse();
+    let exit = dispatch(&cli).unwrap_or_else(|failed| {
+        out::say(&format!("error: {:#}", failed.error));
+        failed.exit
+    });
+    ExitCode::from(exit as u8)
+}
+
+fn dispatch(cli: &Cli) -> Result<Exit, Failed> {
+    match &cli.command {
+        Command::List(args) => prefix::list(args),
+        Command::Inspect(args) => prefix::inspect(args),
+        Command::Verify(args) => prefix::verify(args),
+        Command::Halt(args) => prefix::halt(args),
+        Command::Status(args) => status::status(args),
+        Command::Config(args) => config::config(args),
+        Command::Help { topic } => help(topic.as_deref()),
+        Command::Run(args) => run::run(args),
+        Command::Agent(_) => agent::agent(),
+        Command::Bench(args) => bench::bench(args),
+    }
+}
+
+fn help(topic: Option<&str>) -> Result<Exit, Failed> {
+    let mut cli = Cli::command();
+    cli.build();
+    let text = match topic {
+        None => cli.render_long_help().to_string(),
+        Some("exit-codes") => exit::help(),
+        Some(name) => match cli.find_subcommand_mut(name) {
+            Some(command) => command.render_long_help().to_string(),
+            None => {
+                let shown = stanchion_format::config::Shown::new(name);
+                let error = anyhow::anyhow!("there is no help on '{shown}'; see `stanchion help`");
+                return Err(Failed::new(Exit::Usage, error));
+            }
+        },
+    };
+    out::print(&text)?;
+    Ok(Exit::Success)
+}

@@ -1,0 +1,291 @@
+//! Why a call failed: a code for programs, a sentence for people.
+
+use crate::identity::IdentityError;
+use stanchion_format::client::Code;
+use stanchion_format::config::ConfigError;
+use stanchion_format::frame::FrameError;
+use stanchion_format::limits;
+use stanchion_format::name::NameError;
+use std::fmt;
+
+/// Text from outside that a message repeats: control characters are escaped, the length is limited.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Words(String);
+
+impl Words {
+    /// Makes `text` fit to be shown.
+    pub fn new(text: &str) -> Words {
+        let mut words = String::with_capacity(text.len().min(limits::TEXT_BYTES_MAX));
+        for c in text.chars() {
+            if words.len() + 12 > limits::TEXT_BYTES_MAX {
+                words.push('…');
+                break;
+            }
+            match c {
+                '\n' => words.push(c),
+                c if c.is_control() => words.extend(c.escape_default()),
+                c => words.push(c),
+            }
+        }
+        Words(words)
+    }
+
+    /// A name or path: as [`Words::new`], without line breaks, and shorter.
+    pub fn name(text: &str) -> Words {
+        const NAME_CHARS: usize = 240;
+        let mut words: String =
+            text.chars().take(NAME_CHARS).flat_map(char::escape_debug).collect();
+        if text.chars().nth(NAME_CHARS).is_some() {
+            words.push('…');
+        }
+        Words(words)
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Words {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Why a call failed. `Display` says what to do where that is known.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Nothing says where the agents are.
+    #[error("no agent: start the program with `stanchion run`")]
+    NoAgent,
+    /// `STANCHION_NODES` is not a list of sockets.
+    #[error("STANCHION_NODES is not a list of sockets: entry {entry} is empty or too long")]
+    Nodes {
+        /// Which, from 0.
+        entry: usize,
+    },
+    /// The agent's socket does not answer.
+    #[error("the agent of node {slot} cannot be reached: {cause}")]
+    Connect {
+        /// The slot.
+        slot: u32,
+        /// Why.
+        cause: rustix::io::Errno,
+    },
+    /// The socket belongs to somebody else (FM-C2).
+    #[error("the agent's socket of node {slot} belongs to another user (uid {uid})")]
+    Stranger {
+        /// The slot.
+        slot: u32,
+        /// Whose it is.
+        uid: u32,
+    },
+    /// Nothing came in time. The client is dead: the answer may still come, and would be taken for
+    /// that to a later question.
+    #[error("{verb}: the agent did not answer within {ms} ms; the connection is given up")]
+    Timeout {
+        /// What was asked.
+        verb: &'static str,
+        /// The whole wait.
+        ms: u64,
+    },
+    /// The connection closed.
+    #[error("{verb}: the agent is gone ({cause})")]
+    Gone {
+        /// What was asked.
+        verb: &'static str,
+        /// The system's word for it.
+        cause: std::io::ErrorKind,
+    },
+    /// What came is not the protocol.
+    #[error("{verb}: {cause}; the connection is given up")]
+    Frame {
+        /// What was asked.
+        verb: &'static str,
+        /// Why.
+        cause: FrameError,
+    },
+    /// The answer does not belong to the question, or holds what it must not.
+    #[error("{verb}: the agent's answer is not one to this question; the connection is given up")]
+    Answer {
+        /// What was asked.
+        verb: &'static str,
+    },
+    /// An earlier failure ended the connection.
+    #[error("{verb}: the connection to the agent was lost before")]
+    Dead {
+        /// What was asked.
+        verb: &'static str,
+    },
+    /// The agent's words.
+    #[error("{text}")]
+    Refused {
+        /// For programs.
+        code: Code,
+        /// For people.
+        text: Words,
+    },
+    /// The dataset was dropped, and this rank's own files are the reason.
+    #[error("the dataset was dropped: rank {rank}: {fault}")]
+    Dropped {
+        /// This rank.
+        rank: u32,
+        /// What is wrong here.
+        fault: Fault,
+    },
+    /// The call does not fit what was called before.
+    #[error("{call} is not possible {phase}")]
+    State {
+        /// The call.
+        call: &'static str,
+        /// Where the caller is.
+        phase: &'static str,
+    },
+    /// The library is switched off (`enable` is 0), and this cannot pass through.
+    #[error("{call}: Stanchion is disabled (enable=0)")]
+    Disabled {
+        /// The call.
+        call: &'static str,
+        /// For programs.
+        code: Code,
+    },
+    /// A name is refused.
+    #[error("{what} '{name}': {cause}")]
+    Name {
+        /// Of a dataset, of a file.
+        what: &'static str,
+        /// As given.
+        name: Words,
+        /// Why.
+        cause: NameError,
+    },
+    /// An argument is refused.
+    #[error("{call}: {what}")]
+    Argument {
+        /// The call.
+        call: &'static str,
+        /// Which, and what is wrong.
+        what: &'static str,
+    },
+    /// A caller's buffer is too small.
+    #[error("{call}: the buffer has room for {have} bytes, the answer has {need}")]
+    Buffer {
+        /// The call.
+        call: &'static str,
+        /// What fits, without the terminating zero.
+        have: usize,
+        /// What would have to.
+        need: usize,
+    },
+    /// More files than a rank may have.
+    #[error("a rank may put {} files into one dataset, not more", limits::RANK_FILES_MAX)]
+    TooManyFiles,
+    /// No such file in the dataset that is restarted from.
+    #[error("dataset '{dataset}' has no file '{name}' of rank {rank}")]
+    NoFile {
+        /// The dataset.
+        dataset: Words,
+        /// As given.
+        name: Words,
+        /// This rank.
+        rank: u32,
+    },
+    /// A name without a directory that several files have.
+    #[error("dataset '{dataset}' has several files '{name}' of rank {rank}: name its directory")]
+    Ambiguous {
+        /// The dataset.
+        dataset: Words,
+        /// As given.
+        name: Words,
+        /// This rank.
+        rank: u32,
+    },
+    /// The operating system refuses.
+    #[error("{what} '{path}': {cause}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// With what.
+        path: Words,
+        /// Why.
+        cause: std::io::Error,
+    },
+    /// A setting is refused.
+    #[error(transparent)]
+    Setting(#[from] ConfigError),
+    /// Who this rank is cannot be told.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// A child process uses what its parent opened.
+    #[error("this connection belongs to process {owner}; a child process cannot use it")]
+    Forked {
+        /// Whose it is.
+        owner: u32,
+    },
+    /// A bug.
+    #[error("a bug in Stanchion was caught: {text}")]
+    Internal {
+        /// The panic's message.
+        text: Words,
+    },
+}
+
+/// What is wrong with a rank's own part of a dataset.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// The application says so.
+    #[error("the application called its part invalid")]
+    Said,
+    /// A routed file cannot be found or seen.
+    #[error("file '{path}' was routed, but cannot be read: {cause}")]
+    File {
+        /// Its path below the prefix.
+        path: Words,
+        /// Why.
+        cause: std::io::Error,
+    },
+    /// A routed path is a directory, link or device.
+    #[error("'{path}' was routed as a file, but is none")]
+    NoFile {
+        /// Its path below the prefix.
+        path: Words,
+    },
+}
+
+impl Error {
+    /// For programs.
+    pub fn code(&self) -> Code {
+        match self {
+            Error::NoAgent | Error::Connect { .. } | Error::Stranger { .. } => Code::Agent,
+            Error::Gone { .. } | Error::Dead { .. } => Code::Agent,
+            Error::Timeout { .. } => Code::Timeout,
+            Error::Frame { .. } | Error::Answer { .. } => Code::Protocol,
+            Error::Refused { code, .. } | Error::Disabled { code, .. } => *code,
+            Error::Dropped { .. } => Code::Dropped,
+            Error::State { .. } | Error::Forked { .. } => Code::State,
+            Error::Setting(ConfigError::Unknown { .. }) | Error::NoFile { .. } => Code::NotFound,
+            Error::Nodes { .. } | Error::Name { .. } | Error::Argument { .. } => Code::Invalid,
+            Error::Buffer { .. } | Error::TooManyFiles | Error::Ambiguous { .. } => Code::Invalid,
+            Error::Setting(_) | Error::Identity(_) => Code::Invalid,
+            Error::Io { cause, .. } if cause.kind() == std::io::ErrorKind::StorageFull => {
+                Code::Space
+            }
+            Error::Io { .. } => Code::Io,
+            Error::Internal { .. } => Code::Internal,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_harmless_and_short() {
+        assert_eq!(Words::new("a\u{1b}[1m\nb").as_str(), "a\\u{1b}[1m\nb");
+        assert_eq!(Words::name("a\nb").as_str(), "a\\nb");
+        assert!(Words::new(&"ä".repeat(10_000)).as_str().len() <= limits::TEXT_BYTES_MAX);
+        assert!(Words::name(&"x".repeat(5_000)).as_str().len() < 300);
+    }
+}

@@ -1,0 +1,348 @@
+//! Questions that are gathered up the tree and answered down it (FM-S13).
+//!
+//! An agent's contribution to a question goes up when its own part and those of all children whose
+//! subtrees have a part are there. It is sent again until the answer comes; an answered question is
+//! answered again from the record. A subtree that cannot complete (deadline, a rank that is gone) goes up
+//! with the trouble, which answers the question at once.
+
+use super::{Agent, Phase, RESEND_MS};
+use crate::api::Millis;
+use crate::bugs::Bug;
+use stanchion_format::ids::{AgentId, PeerId, RankId};
+use stanchion_format::peer::{Cause, CollId, Contrib, Msg, RankRange, Trouble, Verdict};
+use std::collections::BTreeMap;
+
+/// How far ahead of the newest answered question a peer may ask: ranks are in step.
+const SEQ_AHEAD_MAX: u64 = 1024;
+/// Answered questions that are kept to be answered again.
+const ANSWERED_KEPT: u64 = 256;
+
+/// One question.
+#[derive(Debug)]
+pub(super) struct Coll {
+    /// This agent's own part.
+    pub own: Contrib,
+    /// That part is whole.
+    pub own_done: bool,
+    /// Parts of the children's subtrees.
+    kids: BTreeMap<AgentId, Contrib>,
+    /// A trouble that does not wait for anybody.
+    pub urgent: Option<Trouble>,
+    /// When it was first heard of.
+    pub since: Millis,
+    sent: Option<Millis>,
+    /// At the root: the merged contribution was handed to the decision.
+    pub asked: bool,
+    /// The answer.
+    pub verdict: Option<Verdict>,
+    /// The answer has been acted on.
+    pub delivered: bool,
+}
+
+impl Coll {
+    fn new(now: Millis) -> Coll {
+        Coll {
+            own: Contrib::default(),
+            own_done: false,
+            kids: BTreeMap::new(),
+            urgent: None,
+            since: now,
+            sent: None,
+            asked: false,
+            verdict: None,
+            delivered: false,
+        }
+    }
+
+    fn merged(&self) -> Contrib {
+        let mut all = self.own.clone();
+        for kid in self.kids.values() {
+            merge(&mut all, kid);
+        }
+        if let Some(trouble) = &self.urgent {
+            all.trouble = Some(trouble.clone());
+        }
+        all
+    }
+}
+
+/// Adds `b` to `a`.
+pub(super) fn merge(a: &mut Contrib, b: &Contrib) {
+    if a.disagree.is_none() {
+        a.disagree = b.disagree;
+    }
+    match (&a.ask, &b.ask) {
+        (Some(x), Some(y)) if x != y && a.disagree.is_none() => {
+            a.disagree = Some((a.ask_rank.min(b.ask_rank), a.ask_rank.max(b.ask_rank)));
+        }
+        (None, Some(y)) => {
+            a.ask = Some(y.clone());
+            a.ask_rank = b.ask_rank;
+        }
+        _ => {}
+    }
+    if b.ask.is_some() && (a.ranks == 0 || b.ask_rank < a.ask_rank) {
+        if !b.settings.is_empty() {
+            a.settings = b.settings.clone();
+        }
+        a.ask_rank = b.ask_rank;
+    } else if a.settings.is_empty() {
+        a.settings = b.settings.clone();
+    }
+    if a.trouble.is_none() {
+        a.trouble = b.trouble.clone();
+    }
+    a.ranks += b.ranks;
+    a.bytes += b.bytes;
+    a.files += b.files;
+    a.times = a.times.max(b.times);
+    a.ranges.extend_from_slice(&b.ranges);
+    a.ranges = join_ranges(std::mem::take(&mut a.ranges));
+    if a.size == 0 {
+        a.size = b.size;
+    } else if b.size != 0 && b.size != a.size && a.trouble.is_none() {
+        a.trouble = Some(Trouble::new(Cause::Ranks { want: a.size, have: b.size }));
+    }
+}
+
+/// Sorts and joins neighbours on one slot, so that their number is that of nodes, not of ranks.
+pub(super) fn join_ranges(mut ranges: Vec<RankRange>) -> Vec<RankRange> {
+    ranges.sort();
+    let mut out: Vec<RankRange> = Vec::with_capacity(ranges.len());
+    for r in ranges {
+        match out.last_mut() {
+            Some(last) if last.slot == r.slot && last.first.0 + last.count == r.first.0 => {
+                last.count += r.count;
+            }
+            Some(last) if *last == r => {}
+            _ => out.push(r),
+        }
+    }
+    out
+}
+
+impl Agent {
+    /// The question, created if new.
+    pub(super) fn coll(&mut self, id: CollId) -> &mut Coll {
+        let now = self.now.mono;
+        self.colls.entry(id).or_insert_with(|| Coll::new(now))
+    }
+
+    /// A child's subtree contributes.
+    pub(super) fn on_up(&mut self, from: AgentId, id: CollId, contrib: Contrib) {
+        let child = self.view.as_ref().is_some_and(|v| v.tree.children().contains(&from));
+        if !child || self.phase != Phase::Open && self.phase != Phase::Restored {
+            // Not yet open: the child sends again.
+            return;
+        }
+        if let CollId::Seq(n) = id
+            && n > self.ranks.newest_seq() + SEQ_AHEAD_MAX
+        {
+            return;
+        }
+        let verdict = self.coll(id).verdict.clone();
+        if let Some(verdict) = verdict {
+            if self.bug(Bug::DecideAgain) && self.is_root() {
+                let coll = self.coll(id);
+                coll.verdict = None;
+                coll.asked = false;
+            } else {
+                let inc = self.incarnation();
+                self.send_agent(from, Msg::Down(inc, id, verdict));
+                return;
+            }
+        }
+        let urgent = contrib
+            .trouble
+            .clone()
+            .filter(|t| matches!(t.cause, Cause::Timeout | Cause::Unreachable));
+        let coll = self.coll(id);
+        if coll.urgent.is_none() && matches!(id, CollId::Seq(_) | CollId::Init) {
+            coll.urgent = urgent;
+        }
+        coll.kids.insert(from, contrib);
+        self.advance(id);
+    }
+
+    /// Something about the question changed: send it up or decide it, if that is due.
+    pub(super) fn advance(&mut self, id: CollId) {
+        let Some(view) = &self.view else { return };
+        let children = view.tree.children().to_vec();
+        let root = view.tree.is_root();
+        let waiting_for_all = !matches!(id, CollId::Seq(_));
+        let Some(coll) = self.colls.get(&id) else { return };
+        if coll.verdict.is_some() || coll.asked {
+            return;
+        }
+        let kids_done = children.iter().all(|c| {
+            coll.kids.contains_key(c)
+                || (!waiting_for_all && !self.ranks.subtree_has_ranks(*c))
+                || (self.bug(Bug::ProtectWithoutChildren) && matches!(id, CollId::Protect(_)))
+        });
+        let complete = if id == CollId::Init {
+            // Ranks trickle in; every change goes up, the root counts.
+            let sum = coll.merged();
+            sum.size > 0 && (!root || sum.ranks >= sum.size || sum.trouble.is_some())
+        } else {
+            coll.own_done && kids_done
+        };
+        if !complete && coll.urgent.is_none() {
+            return;
+        }
+        if root {
+            let merged = coll.merged();
+            self.coll(id).asked = true;
+            self.decide(id, merged);
+        } else {
+            self.send_up(id);
+        }
+    }
+
+    fn send_up(&mut self, id: CollId) {
+        let inc = self.incarnation();
+        let now = self.now.mono;
+        let Some(parent) = self.view.as_ref().and_then(|v| v.tree.parent()) else { return };
+        let coll = self.coll(id);
+        coll.sent = Some(now);
+        let mut merged = coll.merged();
+        if self.bug(Bug::ForgetVote) {
+            merged.trouble = None;
+        }
+        self.send_agent(parent, Msg::Up(inc, id, Box::new(merged)));
+    }
+
+    /// The root has decided.
+    pub(super) fn answer_coll(&mut self, id: CollId, verdict: Verdict) {
+        self.coll(id).verdict = Some(verdict.clone());
+        self.pass_down(id, &verdict);
+        self.deliver(id);
+    }
+
+    /// The answer came from the parent.
+    pub(super) fn on_down(&mut self, from: AgentId, id: CollId, verdict: Verdict) {
+        let from_parent = self.view.as_ref().and_then(|v| v.tree.parent()) == Some(from);
+        if !from_parent || self.phase != Phase::Open && self.phase != Phase::Restored {
+            return;
+        }
+        if self.coll(id).verdict.is_some() {
+            return;
+        }
+        self.coll(id).verdict = Some(verdict.clone());
+        self.pass_down(id, &verdict);
+        self.deliver(id);
+    }
+
+    fn pass_down(&mut self, id: CollId, verdict: &Verdict) {
+        let inc = self.incarnation();
+        let children = self.view.as_ref().map_or_else(Vec::new, |v| v.tree.children().to_vec());
+        for child in children {
+            self.send_agent(child, Msg::Down(inc, id, verdict.clone()));
+        }
+    }
+
+    /// Acts on an answer, once, as soon as what it refers to is known.
+    pub(super) fn deliver(&mut self, id: CollId) {
+        let announced = self.records.announced();
+        let coll = self.coll(id);
+        let Some(verdict) = coll.verdict.clone() else { return };
+        if coll.delivered {
+            return;
+        }
+        if let Verdict::Record(n) = verdict
+            && n > announced
+        {
+            return;
+        }
+        coll.delivered = true;
+        match id {
+            CollId::Init => self.deliver_init(verdict),
+            CollId::Seq(n) => {
+                self.deliver_seq(n, verdict);
+                let keep = n.saturating_sub(ANSWERED_KEPT);
+                self.colls.retain(|id, _| !matches!(id, CollId::Seq(m) if *m < keep));
+            }
+            CollId::Protect(_) | CollId::FlushPrepare(..) | CollId::FlushPublish(..) => {}
+        }
+    }
+
+    /// Delivers what waited for records that are now announced.
+    pub(super) fn deliver_ready(&mut self) {
+        let ready: Vec<CollId> = self
+            .colls
+            .iter()
+            .filter(|(_, c)| !c.delivered && c.verdict.is_some())
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ready {
+            self.deliver(id);
+        }
+    }
+
+    /// Sends again, and ends what waited too long.
+    pub(super) fn tick_colls(&mut self) {
+        let now = self.now.mono;
+        let collective_ms = self.settings().number("collective_timeout_ms");
+        let init_ms = self.settings().number("init_timeout_ms");
+        let mut again = Vec::new();
+        let mut late = Vec::new();
+        for (id, coll) in &self.colls {
+            if coll.verdict.is_some() {
+                continue;
+            }
+            if coll.sent.is_some_and(|s| now.since(s) >= RESEND_MS) {
+                again.push(*id);
+            }
+            let limit = match id {
+                CollId::Init => init_ms,
+                CollId::Seq(_) => collective_ms,
+                _ => continue,
+            };
+            if coll.urgent.is_none() && !coll.asked && now.since(coll.since) > limit {
+                late.push(*id);
+            }
+        }
+        for id in again {
+            self.send_up(id);
+        }
+        for id in late {
+            // FM-V1: the error names who did not come.
+            let mut trouble = Trouble::new(Cause::Timeout);
+            let missing = self.missing(id);
+            trouble.rank = missing.first().copied();
+            trouble.slot = trouble.rank.and_then(|r| self.ranks.slot_of(r));
+            self.coll(id).urgent = Some(trouble);
+            self.advance(id);
+        }
+    }
+
+    /// Ranks of this agent that have not joined the question (for Init: unknown, none).
+    fn missing(&self, id: CollId) -> Vec<RankId> {
+        match id {
+            CollId::Seq(n) => self.ranks.missing(n),
+            CollId::Init => self.colls.get(&id).map_or_else(Vec::new, |c| {
+                let sum = c.merged();
+                let mut next = 0;
+                for r in &sum.ranges {
+                    if r.first.0 > next {
+                        break;
+                    }
+                    next = next.max(r.first.0 + r.count);
+                }
+                if next < sum.size { vec![RankId(next)] } else { Vec::new() }
+            }),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Notes how many ranks each child's subtree has, when all have come.
+    pub(super) fn learn_subtrees(&mut self) {
+        let kids: BTreeMap<AgentId, u32> =
+            self.coll(CollId::Init).kids.iter().map(|(agent, c)| (*agent, c.ranks)).collect();
+        self.ranks.set_subtrees(kids);
+    }
+
+    /// Convenience for tests and logs: who is the parent?
+    pub(super) fn parent_peer(&self) -> Option<PeerId> {
+        self.view.as_ref().and_then(|v| v.tree.parent()).map(PeerId::Agent)
+    }
+}

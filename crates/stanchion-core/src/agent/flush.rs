@@ -1,0 +1,392 @@
+//! The way to the prefix: prepare under temporary names, publish, index, record (FM-S9).
+
+use super::{Agent, Phase, TaskFor};
+use crate::api::{Millis, TaskResult, Work};
+use crate::bugs::Bug;
+use stanchion_format::checksum::Crc;
+use stanchion_format::client::FLAG_OUTPUT;
+use stanchion_format::ids::{Key, Level, PeerId, SlotId};
+use stanchion_format::index::{INDEX_VERSION, IndexRecord};
+use stanchion_format::peer::{Cause, CollId, Contrib, Msg, Record, Report, Times, Trouble};
+use std::collections::VecDeque;
+
+/// Attempts to flush a dataset when the job ends.
+const FINISH_ATTEMPTS_MAX: u32 = 3;
+
+/// Which half of a flush.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Step {
+    Prepare,
+    Publish,
+}
+
+/// A flush as one agent sees it.
+#[derive(Debug, Default)]
+pub(super) struct FlushState {
+    /// The attempt and its half, while one is under way.
+    active: Option<(u32, Step)>,
+    voted: Option<(u32, Step)>,
+    trouble: Option<Trouble>,
+}
+
+impl FlushState {
+    /// Must the dataset stay?
+    pub(super) fn busy(&self) -> bool {
+        self.active.is_some()
+    }
+}
+
+/// The flush that the root has under way.
+#[derive(Debug)]
+struct Active {
+    key: Key,
+    attempt: u32,
+    since: Millis,
+    /// Checksums of the slots' manifests as they are known; filled by the publish answers.
+    indexing: bool,
+}
+
+/// What the root flushes.
+#[derive(Debug, Default)]
+pub(super) struct RootFlush {
+    queue: VecDeque<Key>,
+    active: Option<Active>,
+    attempts: u32,
+    /// `Finish` was said: flush (or not), then tell.
+    finish: Option<Finish>,
+}
+
+#[derive(Debug, Default)]
+struct Finish {
+    queued: bool,
+    tries: u32,
+    trouble: Option<Trouble>,
+    done: bool,
+    persistent: Option<Key>,
+}
+
+impl Agent {
+    /// The root wants this dataset in the prefix.
+    pub(super) fn queue_flush(&mut self, key: Key) {
+        let persistent =
+            self.datasets.get(&key).is_none_or(|d| d.levels.contains(&Level::Persistent));
+        let Some(root) = &mut self.root else { return };
+        let active = root.flush.active.as_ref().is_some_and(|a| a.key == key);
+        if !persistent && !active && !root.flush.queue.contains(&key) {
+            root.flush.queue.push_back(key);
+        }
+    }
+
+    pub(super) fn tick_flush(&mut self) {
+        if !matches!(self.phase, Phase::Open | Phase::Restored) {
+            return;
+        }
+        self.flush_tasks();
+        if self.root.is_some() {
+            self.root_flush();
+        }
+    }
+
+    /// Starts what this agent has to write and can.
+    fn flush_tasks(&mut self) {
+        let active: Vec<(Key, u32, Step)> = self
+            .datasets
+            .iter()
+            .filter_map(|(k, d)| d.flush.active.map(|(attempt, step)| (*k, attempt, step)))
+            .collect();
+        for (key, attempt, step) in active {
+            let mut all = true;
+            for slot in self.my_slots() {
+                all &= self.flush_slot(key, slot, attempt, step);
+            }
+            let trouble = self.datasets.get(&key).and_then(|d| d.flush.trouble.clone());
+            if all || trouble.is_some() {
+                self.vote_flush(key, attempt, step, trouble);
+            }
+        }
+    }
+
+    fn flush_slot(&mut self, key: Key, slot: SlotId, attempt: u32, step: Step) -> bool {
+        let Some(dataset) = self.datasets.get_mut(&key) else { return false };
+        if !dataset.slots.get(&slot).is_some_and(|p| p.data) {
+            // A spare that never got this slot's part must not stand for it (FM-S12).
+            dataset.flush.trouble.get_or_insert(Trouble::new(Cause::Missing).slot(slot));
+            return false;
+        }
+        let Some(manifest) = dataset.manifests.get(&slot).cloned() else {
+            // The digest is still to come, or was never started: a flush does not wait for protection.
+            self.digest(key, slot);
+            return false;
+        };
+        let part = dataset.slots.entry(slot).or_default();
+        match part.flush {
+            Some((a, s, done)) if a == attempt && s == step => return done,
+            _ => part.flush = Some((attempt, step, false)),
+        }
+        let work = match step {
+            Step::Prepare => Work::FlushPrepare { manifest, attempt },
+            Step::Publish => Work::FlushPublish { manifest, attempt },
+        };
+        self.run(TaskFor::Flush(key, slot, attempt, step), work);
+        false
+    }
+
+    pub(super) fn on_flush_task(
+        &mut self,
+        key: Key,
+        slot: SlotId,
+        attempt: u32,
+        step: Step,
+        result: TaskResult,
+    ) {
+        let Some(dataset) = self.datasets.get_mut(&key) else { return };
+        if dataset.flush.active != Some((attempt, step)) {
+            return;
+        }
+        match result {
+            TaskResult::Done(times) => {
+                dataset.times.storage_us += times.storage_us;
+                if let Some(part) = dataset.slots.get_mut(&slot) {
+                    part.flush = Some((attempt, step, true));
+                }
+            }
+            other => {
+                dataset.flush.trouble.get_or_insert(Self::trouble_of(other).slot(slot));
+            }
+        }
+        self.flush_tasks();
+    }
+
+    fn vote_flush(&mut self, key: Key, attempt: u32, step: Step, trouble: Option<Trouble>) {
+        let Some(dataset) = self.datasets.get_mut(&key) else { return };
+        if dataset.flush.voted == Some((attempt, step)) {
+            return;
+        }
+        dataset.flush.voted = Some((attempt, step));
+        let times = Times { storage_us: dataset.times.storage_us, ..Times::default() };
+        let id = match step {
+            Step::Prepare => CollId::FlushPrepare(key, attempt),
+            Step::Publish => CollId::FlushPublish(key, attempt),
+        };
+        let coll = self.coll(id);
+        coll.own.trouble = trouble;
+        coll.own.times = times;
+        coll.own_done = true;
+        self.advance(id);
+    }
+
+    pub(super) fn flush_started(&mut self, key: Key, attempt: u32) {
+        if let Some(dataset) = self.datasets.get_mut(&key) {
+            dataset.flush.active = Some((attempt, Step::Prepare));
+            dataset.flush.trouble = None;
+        }
+        self.flush_tasks();
+    }
+
+    pub(super) fn flush_publishing(&mut self, key: Key, attempt: u32) {
+        if let Some(dataset) = self.datasets.get_mut(&key) {
+            dataset.flush.active = Some((attempt, Step::Publish));
+        }
+        self.flush_tasks();
+    }
+
+    pub(super) fn flush_aborted(&mut self, key: Key, attempt: u32, trouble: Trouble) {
+        if let Some(dataset) = self.datasets.get_mut(&key) {
+            dataset.flush = FlushState::default();
+            self.run(TaskFor::Nothing, Work::FlushAbort { key, attempt });
+        }
+        if self.root.is_some() {
+            self.root_flush_failed(key, trouble);
+        }
+        self.evict();
+    }
+
+    pub(super) fn decide_prepared(&mut self, key: Key, attempt: u32, all: Contrib) {
+        let id = CollId::FlushPrepare(key, attempt);
+        if !self.is_active(key, attempt) {
+            self.answer_coll(id, stanchion_format::peer::Verdict::Ok);
+            return;
+        }
+        let record = match all.trouble {
+            None => Record::FlushPublish(key, attempt),
+            Some(trouble) => Record::FlushAbort(key, attempt, trouble),
+        };
+        if let Some(dataset) = self.datasets.get_mut(&key) {
+            dataset.times = dataset.times.max(all.times);
+        }
+        let n = self.issue(record);
+        self.answer_coll(id, stanchion_format::peer::Verdict::Record(n));
+        if self.bug(Bug::IndexBeforePublish) {
+            self.write_index(key, attempt);
+        }
+    }
+
+    pub(super) fn decide_published(&mut self, key: Key, attempt: u32, all: Contrib) {
+        let id = CollId::FlushPublish(key, attempt);
+        self.answer_coll(id, stanchion_format::peer::Verdict::Ok);
+        if !self.is_active(key, attempt) {
+            return;
+        }
+        match all.trouble {
+            None => self.write_index(key, attempt),
+            Some(trouble) => {
+                self.issue(Record::FlushAbort(key, attempt, trouble));
+            }
+        }
+    }
+
+    fn is_active(&self, key: Key, attempt: u32) -> bool {
+        self.root
+            .as_ref()
+            .and_then(|r| r.flush.active.as_ref())
+            .is_some_and(|a| a.key == key && a.attempt == attempt)
+    }
+
+    fn write_index(&mut self, key: Key, attempt: u32) {
+        let Some(view) = &self.view else { return };
+        let Some(dataset) = self.datasets.get(&key) else { return };
+        let record = IndexRecord {
+            version: INDEX_VERSION,
+            job: self.cfg.job,
+            epoch: self.epoch,
+            inc: view.plan.inc,
+            ancestry: view.plan.ancestry.clone(),
+            info: dataset.info.clone(),
+            unix_s: self.now.unix_s,
+            // FM-S12: all slots took part. Each slot's manifest carries its own checksum.
+            slots: (0..view.plan.slots.len() as u32).map(|s| (SlotId(s), Crc(0))).collect(),
+            crc: Crc(0),
+        };
+        if let Some(active) = self.root.as_mut().and_then(|r| r.flush.active.as_mut()) {
+            active.indexing = true;
+        }
+        self.run(TaskFor::Index(key, attempt), Work::WriteIndex(Box::new(record)));
+    }
+
+    pub(super) fn on_index_written(&mut self, key: Key, attempt: u32, result: TaskResult) {
+        if !self.is_active(key, attempt) {
+            return;
+        }
+        match result {
+            TaskResult::Done(_) => {
+                if let Some(root) = &mut self.root {
+                    root.flush.active = None;
+                }
+                self.issue(Record::Level(key, Level::Persistent));
+            }
+            other => {
+                let trouble = Self::trouble_of(other);
+                self.issue(Record::FlushAbort(key, attempt, trouble));
+            }
+        }
+    }
+
+    /// A flush is over for every agent when its level is announced.
+    pub(super) fn flush_over(&mut self, key: Key) {
+        if let Some(dataset) = self.datasets.get_mut(&key) {
+            dataset.flush = FlushState::default();
+        }
+    }
+
+    fn root_flush_failed(&mut self, key: Key, trouble: Trouble) {
+        self.report(Report::FlushFailed(key, trouble.clone()));
+        let Some(root) = &mut self.root else { return };
+        root.flush.active = None;
+        if let Some(finish) = &mut root.flush.finish {
+            finish.tries += 1;
+            if finish.tries < FINISH_ATTEMPTS_MAX && trouble.cause != Cause::Fenced {
+                root.flush.queue.push_front(key);
+            } else {
+                finish.trouble.get_or_insert(trouble);
+            }
+        }
+    }
+
+    fn root_flush(&mut self) {
+        let now = self.now.mono;
+        let limit = self.settings().number("flush_timeout_ms");
+        let late = self
+            .root
+            .as_ref()
+            .and_then(|r| r.flush.active.as_ref())
+            .and_then(|a| (now.since(a.since) > limit).then_some((a.key, a.attempt)));
+        if let Some((key, attempt)) = late {
+            // FM-V1: a prefix that hangs costs a deadline, not the job.
+            if let Some(root) = &mut self.root {
+                root.flush.active = None;
+            }
+            self.issue(Record::FlushAbort(key, attempt, Trouble::new(Cause::Timeout)));
+            return;
+        }
+        let Some(root) = &mut self.root else { return };
+        if root.flush.active.is_some() {
+            return;
+        }
+        if let Some(key) = root.flush.queue.pop_front() {
+            if self.datasets.contains_key(&key) {
+                let Some(root) = &mut self.root else { return };
+                root.flush.attempts += 1;
+                let attempt = root.flush.attempts;
+                root.flush.active = Some(Active { key, attempt, since: now, indexing: false });
+                self.issue(Record::FlushStart(key, attempt));
+            }
+            return;
+        }
+        self.finish_if_asked();
+    }
+
+    /// The controller wants the end: flush what policy says, then tell it.
+    pub(super) fn on_finish(&mut self, flush: bool) {
+        let newest = self
+            .datasets
+            .iter()
+            .rev()
+            .find(|(_, d)| d.cached && d.is_checkpoint())
+            .map(|(k, _)| *k);
+        let outputs: Vec<Key> = self
+            .datasets
+            .iter()
+            .filter(|(_, d)| d.cached && d.info.flags & FLAG_OUTPUT != 0)
+            .map(|(k, _)| *k)
+            .collect();
+        let Some(root) = &mut self.root else { return };
+        let finish = root.flush.finish.get_or_insert_default();
+        if !std::mem::replace(&mut finish.queued, true) {
+            finish.persistent = None;
+            for key in outputs {
+                self.queue_flush(key);
+            }
+            if let Some(key) = newest.filter(|_| flush) {
+                self.queue_flush(key);
+            }
+        }
+        let done = self.root.as_ref().and_then(|r| r.flush.finish.as_ref()).is_some_and(|f| f.done);
+        if done {
+            self.tell_finished();
+        } else {
+            self.tick_flush();
+        }
+    }
+
+    fn finish_if_asked(&mut self) {
+        let persistent = self
+            .datasets
+            .iter()
+            .rev()
+            .find(|(_, d)| d.is_checkpoint() && d.levels.contains(&Level::Persistent))
+            .map(|(k, _)| *k);
+        let Some(finish) = self.root.as_mut().and_then(|r| r.flush.finish.as_mut()) else { return };
+        if finish.queued && !finish.done {
+            finish.done = true;
+            finish.persistent = persistent;
+            self.tell_finished();
+        }
+    }
+
+    fn tell_finished(&mut self) {
+        let inc = self.incarnation();
+        let Some(finish) = self.root.as_ref().and_then(|r| r.flush.finish.as_ref()) else { return };
+        let msg = Msg::Finished(inc, finish.persistent, finish.trouble.clone());
+        self.send(PeerId::Controller, msg);
+    }
+}

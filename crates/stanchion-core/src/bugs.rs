@@ -1,0 +1,64 @@
+//! Deliberate bugs, for the simulator to find. Compiled in only with the feature `deliberate-bugs`;
+//! without it [`Bugs::on`] is always false and the compiler removes what depends on it.
+
+/// What can be broken on purpose. Each breaks a rule of docs/failure-model.md.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Bug {
+    /// FM-S2: the root announces a record before all agents have stored it.
+    AnnounceBeforeStored,
+    /// FM-S1: messages of other incarnations are taken.
+    AcceptOldIncarnation,
+    /// FM-S5: a repeated contribution is added again.
+    ApplyTwice,
+    /// FM-S6: predecessors are evicted when the new dataset is only cached.
+    EvictBeforeProtected,
+    /// FM-S7: what is restored is not verified.
+    SkipVerify,
+    /// FM-S2: a rank's "invalid" is lost on its way up.
+    ForgetVote,
+    /// FM-S2: an agent votes without looking whether it holds every byte.
+    SkipStat,
+    /// FM-S4: after a loss, datasets are committed without a certificate.
+    CommitWithoutCertificate,
+    /// FM-L4: `protected` is reported when the root's own set has it.
+    ProtectWithoutChildren,
+    /// FM-S3: ranks are let in before all agents have restored.
+    OpenBeforeRestored,
+    /// FM-S11: a lower epoch is obeyed.
+    ObeyFenced,
+    /// FM-S8: the checksum of a rebuilt chunk's sources is not compared.
+    SkipSourceChecksum,
+    /// FM-S9: the index record is written before all files are in place.
+    IndexBeforePublish,
+    /// FM-S14: with nothing recoverable, the job starts anew.
+    SilentFreshStart,
+    /// FM-S13: a decided collective is decided again when a vote is repeated.
+    DecideAgain,
+}
+
+/// Which bugs are switched on.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Bugs {
+    #[cfg(feature = "deliberate-bugs")]
+    bug: Option<Bug>,
+}
+
+impl Bugs {
+    /// One bug.
+    #[cfg(feature = "deliberate-bugs")]
+    pub fn only(bug: Bug) -> Bugs {
+        Bugs { bug: Some(bug) }
+    }
+
+    /// Is it switched on?
+    #[inline]
+    pub fn on(self, bug: Bug) -> bool {
+        #[cfg(feature = "deliberate-bugs")]
+        return self.bug == Some(bug);
+        #[cfg(not(feature = "deliberate-bugs"))]
+        {
+            let _ = bug;
+            false
+        }
+    }
+}

@@ -1,0 +1,490 @@
+//! Survey, plan, install, restore, open; and the end.
+
+use super::choose::{self, Choice};
+use super::{Controller, DECISIONS_MAX, Ending, Phase, Purpose, RestoredSum};
+use crate::api::{ControllerAction, Notice, Outcome};
+use crate::bugs::Bug;
+use stanchion_format::ids::{AgentId, Ancestry, DatasetNo, Incarnation, Key, SlotId};
+use stanchion_format::layout::{Scheme, Sets};
+use stanchion_format::peer::{
+    AgentAddr, Cause, Holdings, LedgerEntry, Msg, Plan, Restored, Severity, Source, Trouble,
+};
+use std::collections::BTreeSet;
+
+impl Controller {
+    /// Asks every agent what it holds; the old incarnation ends there.
+    pub(super) fn survey(&mut self, end_ranks: bool) {
+        self.decisions += 1;
+        if self.decisions > DECISIONS_MAX {
+            self.exit(Outcome::AgentsFailed(Trouble::new(Cause::Timeout)));
+            return;
+        }
+        self.enter(Phase::Surveying);
+        self.keep_ranks = !end_ranks;
+        self.round += 1;
+        self.holdings.clear();
+        self.index = None;
+        self.prefix_trouble = None;
+        self.out.push(ControllerAction::ReadIndex);
+        self.send_round();
+    }
+
+    /// Sends what this phase asks to all who have not answered.
+    pub(super) fn send_round(&mut self) {
+        self.sent = self.now.mono;
+        let epoch = self.cfg.epoch;
+        let (round, end_ranks) = (self.round, !self.keep_ranks);
+        let flush = self.flush_wanted();
+        let plan = self.plan.clone();
+        let root = plan.as_ref().map(|p| p.slots[0]);
+        let agents: Vec<AgentId> = self.agents.keys().copied().collect();
+        for agent in agents {
+            if self.answered.contains(&agent) {
+                continue;
+            }
+            let msg = match (self.phase, &plan) {
+                (Phase::Surveying, _) => Msg::Survey { epoch, round, end_ranks },
+                (Phase::Installing, Some(plan)) => Msg::Install(Box::new(plan.clone())),
+                (Phase::Restoring, Some(plan)) => Msg::Restore(plan.inc),
+                (Phase::Opening, Some(plan)) => Msg::Open(plan.inc),
+                (Phase::Finishing, Some(plan)) if Some(agent) == root => {
+                    Msg::Finish { inc: plan.inc, flush }
+                }
+                _ => continue,
+            };
+            self.send(agent, msg);
+        }
+    }
+
+    fn flush_wanted(&self) -> bool {
+        let s = &self.cfg.settings;
+        // Flushing was switched off as a whole by flush_every = 0 only if flush_at_end is off too.
+        match self.ending {
+            Some(Ending::Success) => s.flag("flush_at_end"),
+            _ => true,
+        }
+    }
+
+    pub(super) fn on_holdings(&mut self, from: AgentId, holdings: Holdings) {
+        if self.phase != Phase::Surveying
+            || holdings.epoch != self.cfg.epoch
+            || holdings.round != self.round
+        {
+            return;
+        }
+        self.newest_committed = self.newest_committed.max(holdings.newest_committed);
+        self.holdings.insert(from, holdings);
+        self.answered.insert(from);
+        self.plan_if_known();
+    }
+
+    pub(super) fn on_index_failed(&mut self, trouble: Trouble) {
+        if self.phase == Phase::Surveying && self.index.is_none() {
+            self.prefix_trouble = Some(trouble.clone());
+            self.index = Some(Vec::new());
+            self.say(Severity::Warn, Notice::PrefixTrouble(trouble));
+            self.plan_if_known();
+        }
+    }
+
+    /// Decides, once everything is known that can be.
+    pub(super) fn plan_if_known(&mut self) {
+        if self.phase != Phase::Surveying
+            || self.index.is_none()
+            || self.agents.keys().any(|a| !self.holdings.contains_key(a))
+        {
+            return;
+        }
+        let old_slots = self.slots.clone();
+        if self.cfg.purpose == Purpose::WindDown && self.slots.is_empty() {
+            self.slots_from_holdings();
+        }
+        if self.slots.is_empty() {
+            self.slots = old_slots;
+        }
+        let slots = self.slots.clone();
+        let mut choice = self.choose(&slots);
+        if choice.restart.is_none() && self.keep_ranks && self.named.is_some() {
+            // The application asked for a name that does not exist: it is told so, and all is as before.
+            self.named = None;
+            choice = self.choose(&slots);
+        }
+        if let Some(outcome) = self.hopeless(&choice) {
+            self.exit(outcome);
+            return;
+        }
+        for (key, name, trouble) in choice.skipped.clone() {
+            self.say(Severity::Warn, Notice::Skipped { key, name, trouble });
+        }
+        if !self.place() {
+            return;
+        }
+        self.make_plan(choice);
+    }
+
+    fn choose(&self, slots: &[AgentId]) -> Choice {
+        if self.cfg.from_scratch && self.newest_committed.is_none() {
+            let mut choice = self.known(slots).choose();
+            choice.restart = None;
+            choice.skipped.clear();
+            choice.keep.clear();
+            return choice;
+        }
+        self.known(slots).choose()
+    }
+
+    fn known<'a>(&'a self, slots: &'a [AgentId]) -> choose::Known<'a> {
+        choose::Known {
+            holdings: &self.holdings,
+            index: self.index.as_deref().unwrap_or(&[]),
+            slots,
+            excluded: &self.excluded,
+            named: self.named.as_deref(),
+            fetch: self.cfg.settings.flag("fetch"),
+            bugs: self.cfg.bugs,
+        }
+    }
+
+    /// An orphaned agent learns from its peers who hosted what: from whoever holds most.
+    fn slots_from_holdings(&mut self) {
+        let infos = self.holdings.values().flat_map(|h| &h.datasets).map(|d| &d.info);
+        let nodes = infos.max_by_key(|i| i.key).map_or(self.cfg.nodes, |i| i.sets.slots);
+        let mut slots: Vec<AgentId> = vec![AgentId(u32::MAX); nodes as usize];
+        for (agent, holdings) in &self.holdings {
+            for dataset in &holdings.datasets {
+                for slot in dataset.slots.iter().filter(|s| s.data) {
+                    if let Some(place) = slots.get_mut(slot.slot.0 as usize) {
+                        *place = *agent;
+                    }
+                }
+            }
+        }
+        self.slots = slots;
+    }
+
+    /// Must the job end here?
+    fn hopeless(&mut self, choice: &Choice) -> Option<Outcome> {
+        if choice.restart.is_some() || self.bug(Bug::SilentFreshStart) {
+            return None;
+        }
+        if let (Some(_), None) = (&self.named, &self.ending) {
+            return Some(Outcome::BadRestart(Trouble::new(Cause::NoDataset)));
+        }
+        let committed = self.newest_committed.max(choice.newest_committed)?;
+        // Ranks that rejected every dataset start anew by their own decision; a loss must not (FM-S14).
+        let rejected = self.keep_ranks && self.app_running;
+        match &self.ending {
+            _ if rejected => None,
+            Some(Ending::Success) => None,
+            Some(_) if self.cfg.purpose == Purpose::WindDown => Some(Outcome::WoundDown {
+                persistent: None,
+                trouble: Some(Trouble::new(Cause::BeyondScheme)),
+            }),
+            _ => Some(Outcome::Unrecoverable { key: committed }),
+        }
+    }
+
+    /// Puts living agents into the places of dead ones. False if the job ends instead.
+    fn place(&mut self) -> bool {
+        let living: BTreeSet<AgentId> = self.agents.keys().copied().collect();
+        let mut spares: Vec<AgentId> =
+            living.iter().filter(|a| !self.slots.contains(a)).copied().collect();
+        spares.reverse();
+        let lost: Vec<usize> =
+            (0..self.slots.len()).filter(|s| !living.contains(&self.slots[*s])).collect();
+        let winding_down = self.ending.is_some();
+        if lost.len() > spares.len() && !winding_down {
+            let have = living.len() as u32;
+            self.ending = Some(Ending::NoSpare { have });
+            if self.app_running {
+                self.stop_app();
+                return false;
+            }
+        }
+        // At the end, survivors take over what has no spare: only to flush it.
+        let survivors: Vec<AgentId> = living.iter().copied().collect();
+        for (n, slot) in lost.into_iter().enumerate() {
+            let agent = match spares.pop() {
+                Some(spare) => {
+                    if self.cfg.purpose == Purpose::Run {
+                        let notice = Notice::SpareUsed { slot: SlotId(slot as u32), agent: spare };
+                        self.say(Severity::Info, notice);
+                    }
+                    spare
+                }
+                None => survivors[n % survivors.len()],
+            };
+            self.slots[slot] = agent;
+        }
+        true
+    }
+
+    fn make_plan(&mut self, choice: Choice) {
+        self.inc_count += 1;
+        let inc = Incarnation { epoch: self.cfg.epoch, count: self.inc_count };
+        let settings = self.cfg.settings.clone();
+        let mut ledger: Vec<LedgerEntry> = Vec::new();
+        let mut restore: Vec<Key> = Vec::new();
+        let mut restart = None;
+        let mut rebuild = Vec::new();
+        let ancestry = match &choice.restart {
+            Some(c) => choice.ancestry.descend(choice.parent, Some(c.info.key)),
+            None if self.cfg.from_scratch && self.newest_committed.is_none() => Ancestry::default(),
+            // Nothing to restart from; outputs that are still to be flushed go on.
+            None => {
+                let newest = Key { no: DatasetNo(choice.newest_no), inc: choice.parent };
+                choice.ancestry.descend(choice.parent, Some(newest))
+            }
+        };
+        // Who only winds down need not bring back what the prefix has.
+        let idle = self.ending.is_some() && choice.restart.as_ref().is_some_and(|c| c.persistent);
+        if let Some(c) = choice.restart.as_ref().filter(|_| idle) {
+            ledger.push(LedgerEntry { info: c.info.clone(), persistent: true });
+        }
+        if let Some(c) = choice.restart.as_ref().filter(|_| !idle) {
+            let mut info = c.info.clone();
+            if c.source == Source::Prefix {
+                // In the cache it gets the redundancy of this job, on this number of nodes.
+                let scheme = match settings.text("scheme") {
+                    "SINGLE" => Scheme::Single,
+                    "PARTNER" => Scheme::Partner,
+                    _ => Scheme::Xor,
+                };
+                let nodes = self.slots.len() as u32;
+                info.sets = Sets::new(scheme, nodes, settings.number("set_size") as u32);
+            } else {
+                restore.push(info.key);
+                rebuild = c.rebuild.clone();
+            }
+            restart = Some((info.key, c.source));
+            ledger.push(LedgerEntry { info, persistent: c.persistent });
+        }
+        for c in choice.keep {
+            if !ancestry.admits(inc, c.info.key) {
+                continue;
+            }
+            let output = c.info.flags & stanchion_format::client::FLAG_OUTPUT != 0;
+            if output && !c.persistent {
+                restore.push(c.info.key);
+            }
+            ledger.push(LedgerEntry { info: c.info, persistent: c.persistent });
+        }
+        let agents: Vec<AgentAddr> = self.agents.values().map(|k| k.addr.clone()).collect();
+        let next_no =
+            DatasetNo(choice.newest_no.max(self.newest_committed.map_or(0, |k| k.no.0)) + 1);
+        let name = choice.restart.as_ref().map(|c| (c.info.key, c.info.name.clone()));
+        let from_prefix = matches!(restart, Some((_, Source::Prefix)));
+        if self.cfg.purpose == Purpose::Run {
+            let notice = Notice::RestartChosen { dataset: name, from_prefix, rebuild };
+            self.say(Severity::Info, notice);
+        }
+        self.plan = Some(Plan {
+            inc,
+            ancestry,
+            slots: self.slots.clone(),
+            agents,
+            fanout: settings.number("fanout") as u32,
+            ledger,
+            restart,
+            restore,
+            next_no,
+            settings: settings.pairs(),
+            keep_ranks: self.keep_ranks && self.app_running,
+            ranks_welcome: self.ending.is_none(),
+        });
+        self.restored = RestoredSum::default();
+        self.reports_seen = 0;
+        self.restore_at = self.now.mono;
+        self.enter(Phase::Installing);
+        self.send_round();
+    }
+
+    pub(super) fn on_answer(&mut self, from: AgentId, phase: Phase, inc: Incarnation) {
+        if self.phase == phase && self.current(inc) {
+            self.answered.insert(from);
+            self.check_answers();
+        }
+    }
+
+    pub(super) fn on_restored(&mut self, from: AgentId, inc: Incarnation, restored: Restored) {
+        if self.phase != Phase::Restoring || !self.current(inc) || self.answered.contains(&from) {
+            return;
+        }
+        self.answered.insert(from);
+        match restored {
+            Restored::Ok { rebuilt_bytes, fetched_bytes, repaired_files, .. } => {
+                self.restored.rebuilt += rebuilt_bytes;
+                self.restored.fetched += fetched_bytes;
+                self.restored.repaired.extend(repaired_files);
+            }
+            Restored::Failed(trouble) => {
+                self.restored.failed.get_or_insert((from, trouble));
+            }
+        }
+        if self.restored.failed.is_some() {
+            self.restore_failed();
+            return;
+        }
+        self.check_answers();
+    }
+
+    /// The dataset cannot be restored after all: the next older one.
+    pub(super) fn restore_failed(&mut self) {
+        let failed = self.restored.failed.take();
+        let trouble = failed.map_or(Trouble::new(Cause::Timeout), |(agent, t)| {
+            if t.slot.is_none() { t.agent(agent) } else { t }
+        });
+        let Some(plan) = &self.plan else { return };
+        if let Some((key, source)) = plan.restart {
+            let name = plan
+                .ledger
+                .iter()
+                .find(|e| e.info.key == key)
+                .map_or_else(String::new, |e| e.info.name.clone());
+            self.excluded.insert((key, source == Source::Prefix));
+            self.say(Severity::Warn, Notice::Skipped { key, name, trouble });
+        }
+        // Outputs that cannot be made whole must not hold the job either.
+        for key in plan_restore(&self.plan) {
+            if self.plan.as_ref().and_then(|p| p.restart).map(|r| r.0) != Some(key) {
+                self.excluded.insert((key, false));
+            }
+        }
+        let end_ranks = !(self.keep_ranks && self.app_running);
+        self.survey(end_ranks);
+    }
+
+    /// Goes on when all have answered.
+    pub(super) fn check_answers(&mut self) {
+        let all = self.agents.keys().all(|a| self.answered.contains(a));
+        let some = self.bug(Bug::OpenBeforeRestored) && !self.answered.is_empty();
+        match self.phase {
+            Phase::Installing if all => {
+                self.enter(Phase::Restoring);
+                self.send_round();
+            }
+            Phase::Restoring if all || some => self.all_restored(),
+            Phase::Opening if all => self.all_open(),
+            _ => {}
+        }
+    }
+
+    fn all_restored(&mut self) {
+        let now = self.now.mono;
+        if self.cfg.purpose == Purpose::Run
+            && self.plan.as_ref().is_some_and(|p| p.restart.is_some())
+        {
+            let notice = Notice::RestoreDone {
+                since_loss_ms: now.since(self.loss_at),
+                restore_ms: now.since(self.restore_at),
+                rebuilt_bytes: self.restored.rebuilt,
+                fetched_bytes: self.restored.fetched,
+                repaired_files: self.restored.repaired.clone(),
+            };
+            self.say(Severity::Info, notice);
+        }
+        if self.ending.is_some() {
+            self.begin_finishing();
+            return;
+        }
+        self.enter(Phase::Opening);
+        self.send_round();
+    }
+
+    fn all_open(&mut self) {
+        self.enter(Phase::Running);
+        self.decisions = 0;
+        self.node_lost = false;
+        self.send_settings();
+        if self.app_running {
+            return;
+        }
+        if self.ending.is_some() {
+            self.finish();
+            return;
+        }
+        self.progress = false;
+        self.app_running = true;
+        let run = self.runs;
+        self.runs += 1;
+        self.say(Severity::Info, Notice::Launching { run });
+        let slots = self.slots.clone();
+        self.out.push(ControllerAction::LaunchApp { slots, run });
+    }
+
+    /// The application is over: flush what policy says, then leave.
+    pub(super) fn finish(&mut self) {
+        if self.phase == Phase::Running {
+            self.begin_finishing();
+        } else {
+            self.survey(true);
+        }
+    }
+
+    fn begin_finishing(&mut self) {
+        if self.flush_wanted() && self.cfg.purpose == Purpose::Run {
+            self.say(Severity::Debug, Notice::FinalFlush);
+        }
+        self.enter(Phase::Finishing);
+        self.send_round();
+    }
+
+    pub(super) fn on_finished(
+        &mut self,
+        inc: Incarnation,
+        persistent: Option<Key>,
+        trouble: Option<Trouble>,
+    ) {
+        if self.phase != Phase::Finishing || !self.current(inc) {
+            return;
+        }
+        self.finished(persistent, trouble);
+    }
+
+    pub(super) fn finished(&mut self, persistent: Option<Key>, trouble: Option<Trouble>) {
+        let notice = Notice::FinalFlushDone { persistent, trouble: trouble.clone() };
+        self.say(Severity::Debug, notice);
+        let want = self.cfg.nodes;
+        let outcome = match self.ending.clone() {
+            None | Some(Ending::Success) if self.halted => Outcome::Halted,
+            None | Some(Ending::Success) => Outcome::Success { flush_trouble: trouble },
+            Some(Ending::Interrupted) => Outcome::Interrupted,
+            Some(Ending::NoSpare { have }) => Outcome::NoSpare { have, want, persistent },
+            Some(Ending::AppFailed { code, reason }) => Outcome::AppFailed { code, reason },
+            Some(Ending::WindDown) => Outcome::WoundDown { persistent, trouble },
+        };
+        self.exit(outcome);
+    }
+
+    /// A rank will not restart from this one: the next older (FM-S3: decided for all).
+    pub(super) fn on_rejected(&mut self, inc: Incarnation, key: Key, trouble: Trouble) {
+        if self.phase != Phase::Running || !self.current(inc) {
+            return;
+        }
+        self.excluded.insert((key, false));
+        self.excluded.insert((key, true));
+        let name = self.name_of(key);
+        self.say(Severity::Warn, Notice::Skipped { key, name, trouble });
+        self.survey(false);
+    }
+
+    fn name_of(&self, key: Key) -> String {
+        self.plan
+            .iter()
+            .flat_map(|p| &p.ledger)
+            .find(|e| e.info.key == key)
+            .map_or_else(String::new, |e| e.info.name.clone())
+    }
+
+    pub(super) fn on_restart_from(&mut self, inc: Incarnation, name: String) {
+        if self.phase != Phase::Running || !self.current(inc) {
+            return;
+        }
+        self.named = Some(name);
+        self.survey(false);
+    }
+}
+
+fn plan_restore(plan: &Option<Plan>) -> Vec<Key> {
+    plan.as_ref().map_or_else(Vec::new, |p| p.restore.clone())
+}

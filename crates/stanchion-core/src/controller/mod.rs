@@ -1,0 +1,572 @@
+//! Who decides on restarts. Runs in the runner; in an orphaned agent when the runner is gone.
+//!
+//! The life of a decision: *survey* (what do survivors hold; old work stops), *plan* (see [`choose`]),
+//! *install* (all agents store the plan), *restore* (all make their slots whole), *open* (ranks are let
+//! in), then the application is launched. A loss at any step starts again with a survey.
+
+mod choose;
+mod decide;
+mod watch;
+
+use crate::api::{ControllerAction, ControllerEvent, GiveUp, Millis, Notice, Now, Outcome};
+use crate::bugs::{Bug, Bugs};
+use stanchion_format::config::Settings;
+use stanchion_format::ids::{AgentId, Epoch, Incarnation, JobId, Key, Level, SlotId};
+use stanchion_format::index::IndexRecord;
+use stanchion_format::peer::{
+    AgentAddr, Cause, DatasetInfo, Holdings, Msg, Plan, Report, Severity, Trouble,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How long an unanswered message waits until it is sent again, milliseconds.
+const RESEND_MS: u64 = 500;
+/// Pause between pings, milliseconds.
+const PING_MS: u64 = 1000;
+/// Decisions in a row that end without the application running.
+const DECISIONS_MAX: u32 = 64;
+/// How long the prefix may take to be read, milliseconds.
+const INDEX_TIMEOUT_MS: u64 = 60_000;
+/// Datasets that status and memory keep.
+const DATASETS_KEPT: usize = 256;
+
+/// What a controller is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Run the application to its end.
+    Run,
+    /// Orphans: flush the newest dataset and leave.
+    WindDown,
+}
+
+/// What a controller knows from its start.
+#[derive(Clone, Debug)]
+pub struct ControllerConfig {
+    /// The job.
+    pub job: JobId,
+    /// Its right to decide, taken exclusively in the prefix.
+    pub epoch: Epoch,
+    /// Slots.
+    pub nodes: u32,
+    /// Agents that will come: nodes and spares (Run), or those left (WindDown).
+    pub agents: u32,
+    /// The job's settings.
+    pub settings: Settings,
+    /// What for.
+    pub purpose: Purpose,
+    /// Start from nothing even if there is something.
+    pub from_scratch: bool,
+    /// Deliberate bugs.
+    pub bugs: Bugs,
+}
+
+/// What `stanchion status` shows.
+#[derive(Clone, Debug, Default)]
+pub struct Status {
+    /// A word for what goes on.
+    pub phase: &'static str,
+    /// Which agent each slot is on, and whether it lives.
+    pub slots: Vec<(SlotId, AgentId, bool)>,
+    /// Idle agents.
+    pub spares: Vec<AgentId>,
+    /// Datasets and the levels they have now.
+    pub datasets: Vec<(DatasetInfo, Vec<Level>)>,
+    /// The newest committed dataset.
+    pub current: Option<Key>,
+    /// Launches of the application so far.
+    pub runs: u64,
+    /// Lost agents so far.
+    pub lost: u64,
+    /// Ranks of the application, once known.
+    pub ranks: Option<u32>,
+    /// The incarnation.
+    pub inc: Incarnation,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Agents are coming up.
+    Starting,
+    /// The application is being ended.
+    Stopping,
+    /// Agents tell what they hold, the prefix is read.
+    Surveying,
+    /// All store the plan.
+    Installing,
+    /// All make their slots whole.
+    Restoring,
+    /// All let ranks in.
+    Opening,
+    /// The application runs.
+    Running,
+    /// The root flushes what policy says.
+    Finishing,
+    Done,
+}
+
+/// One agent.
+#[derive(Debug)]
+struct Known {
+    addr: AgentAddr,
+    heard: Millis,
+    /// Asked others about it: (when, who has answered that it is silent, who was asked).
+    probe: Option<(Millis, BTreeSet<AgentId>, usize)>,
+}
+
+/// Why the job is being ended.
+#[derive(Clone, Debug)]
+enum Ending {
+    Success,
+    Interrupted,
+    NoSpare { have: u32 },
+    AppFailed { code: i32, reason: GiveUp },
+    WindDown,
+}
+
+/// A controller's mind.
+#[derive(Debug)]
+pub struct Controller {
+    cfg: ControllerConfig,
+    now: Now,
+    out: Vec<ControllerAction>,
+    phase: Phase,
+    since: Millis,
+    agents: BTreeMap<AgentId, Known>,
+    slots: Vec<AgentId>,
+    inc_count: u32,
+    round: u32,
+    decisions: u32,
+    holdings: BTreeMap<AgentId, Holdings>,
+    index: Option<Vec<IndexRecord>>,
+    prefix_trouble: Option<Trouble>,
+    plan: Option<Plan>,
+    answered: BTreeSet<AgentId>,
+    sent: Millis,
+    pinged: Millis,
+    excluded: BTreeSet<(Key, bool)>,
+    named: Option<String>,
+    keep_ranks: bool,
+    app_running: bool,
+    ending: Option<Ending>,
+    runs: u64,
+    lost: u64,
+    fruitless: u64,
+    progress: bool,
+    node_lost: bool,
+    halted: bool,
+    loss_at: Millis,
+    restore_at: Millis,
+    newest_committed: Option<Key>,
+    datasets: BTreeMap<Key, (DatasetInfo, BTreeSet<Level>)>,
+    ranks: Option<u32>,
+    bad_restart: Option<Trouble>,
+    reports_seen: u64,
+    halt_settings: Vec<(String, String)>,
+    restored: RestoredSum,
+}
+
+#[derive(Debug, Default)]
+struct RestoredSum {
+    rebuilt: u64,
+    fetched: u64,
+    repaired: Vec<String>,
+    failed: Option<(AgentId, Trouble)>,
+}
+
+impl Controller {
+    /// A new controller; it waits for its agents.
+    pub fn new(cfg: ControllerConfig, now: Now) -> Controller {
+        let named = Some(cfg.settings.text("current").to_owned()).filter(|n| !n.is_empty());
+        Controller {
+            cfg,
+            now,
+            out: Vec::new(),
+            phase: Phase::Starting,
+            since: now.mono,
+            agents: BTreeMap::new(),
+            slots: Vec::new(),
+            inc_count: 0,
+            round: 0,
+            decisions: 0,
+            holdings: BTreeMap::new(),
+            index: None,
+            prefix_trouble: None,
+            plan: None,
+            answered: BTreeSet::new(),
+            sent: now.mono,
+            pinged: now.mono,
+            excluded: BTreeSet::new(),
+            named,
+            keep_ranks: false,
+            app_running: false,
+            ending: None,
+            runs: 0,
+            lost: 0,
+            fruitless: 0,
+            progress: false,
+            node_lost: false,
+            halted: false,
+            loss_at: now.mono,
+            restore_at: now.mono,
+            newest_committed: None,
+            datasets: BTreeMap::new(),
+            ranks: None,
+            bad_restart: None,
+            reports_seen: 0,
+            halt_settings: Vec::new(),
+            restored: RestoredSum::default(),
+        }
+    }
+
+    /// Takes an event, gives what is to be done, in order.
+    pub fn step(&mut self, now: Now, event: ControllerEvent) -> Vec<ControllerAction> {
+        self.now = now;
+        if self.phase == Phase::Done {
+            return Vec::new();
+        }
+        match event {
+            ControllerEvent::AgentUp(addr) => self.on_agent_up(addr),
+            ControllerEvent::AgentDown(agent) => self.on_agent_down(agent, false),
+            ControllerEvent::Message { from, msg } => self.on_message(from, msg),
+            ControllerEvent::Index(records) => {
+                self.index = Some(records);
+                self.plan_if_known();
+            }
+            ControllerEvent::IndexFailed(trouble) => self.on_index_failed(trouble),
+            ControllerEvent::AppExited { success, code } => self.on_app_exited(success, code),
+            ControllerEvent::AppStopped => {
+                self.app_running = false;
+                if self.phase == Phase::Stopping {
+                    self.survey(true);
+                }
+            }
+            ControllerEvent::Interrupt => self.on_interrupt(),
+            ControllerEvent::Settings(pairs) => self.on_settings(pairs),
+            ControllerEvent::Tick => self.on_tick(),
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// For `stanchion status`.
+    pub fn status(&self) -> Status {
+        Status {
+            phase: match self.phase {
+                Phase::Starting => "starting",
+                Phase::Stopping => "stopping the application",
+                Phase::Surveying => "surveying",
+                Phase::Installing | Phase::Restoring | Phase::Opening => "restoring",
+                Phase::Running => "running",
+                Phase::Finishing => "flushing",
+                Phase::Done => "leaving",
+            },
+            slots: (0..)
+                .zip(&self.slots)
+                .map(|(s, a)| (SlotId(s), *a, self.agents.contains_key(a)))
+                .collect(),
+            spares: self.agents.keys().filter(|a| !self.slots.contains(a)).copied().collect(),
+            datasets: self
+                .datasets
+                .values()
+                .map(|(info, levels)| (info.clone(), levels.iter().copied().collect()))
+                .collect(),
+            current: self.newest_committed,
+            runs: self.runs,
+            lost: self.lost,
+            ranks: self.ranks,
+            inc: self.plan.as_ref().map(|p| p.inc).unwrap_or_default(),
+        }
+    }
+
+    fn bug(&self, bug: Bug) -> bool {
+        self.cfg.bugs.on(bug)
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.since = self.now.mono;
+        self.answered.clear();
+    }
+
+    fn send(&mut self, to: AgentId, msg: Msg) {
+        self.out.push(ControllerAction::Send { to, msg: Box::new(msg) });
+    }
+
+    fn say(&mut self, severity: Severity, notice: Notice) {
+        self.out.push(ControllerAction::Say(severity, notice));
+    }
+
+    fn on_agent_up(&mut self, addr: AgentAddr) {
+        let heard = self.now.mono;
+        self.agents.insert(addr.id, Known { addr, heard, probe: None });
+        if self.phase == Phase::Starting && self.agents.len() >= self.cfg.agents as usize {
+            self.all_up();
+        }
+    }
+
+    fn all_up(&mut self) {
+        if self.cfg.purpose == Purpose::Run {
+            let nodes = self.cfg.nodes as usize;
+            self.slots = self.agents.keys().take(nodes).copied().collect();
+            let spares = self.agents.len().saturating_sub(nodes) as u32;
+            self.say(Severity::Info, Notice::Started { nodes: self.cfg.nodes, spares });
+        } else {
+            self.ending = Some(Ending::WindDown);
+        }
+        self.loss_at = self.now.mono;
+        self.survey(true);
+    }
+
+    fn on_agent_down(&mut self, agent: AgentId, silent: bool) {
+        let Some(_) = self.agents.remove(&agent) else { return };
+        self.holdings.remove(&agent);
+        self.lost += 1;
+        let slots: Vec<SlotId> =
+            (0..).zip(&self.slots).filter(|(_, a)| **a == agent).map(|(s, _)| SlotId(s)).collect();
+        let hosts = !slots.is_empty();
+        self.say(Severity::Warn, Notice::NodeLost { slots, agent, silent });
+        if self.agents.is_empty() {
+            self.lost_all();
+            return;
+        }
+        if !hosts {
+            if self.phase == Phase::Surveying {
+                self.plan_if_known();
+            }
+            self.proceed_without(agent);
+            return;
+        }
+        self.node_lost = true;
+        self.fruitless = 0;
+        match self.phase {
+            Phase::Running => {
+                self.loss_at = self.now.mono;
+                self.stop_app();
+            }
+            Phase::Starting | Phase::Stopping => {}
+            Phase::Surveying => self.plan_if_known(),
+            // What was decided counted on it: decide again.
+            _ => self.decide_again(),
+        }
+    }
+
+    /// An idle agent went: nobody waits for its answers any more.
+    fn proceed_without(&mut self, agent: AgentId) {
+        self.answered.remove(&agent);
+        self.check_answers();
+    }
+
+    fn lost_all(&mut self) {
+        let outcome = match self.newest_committed {
+            Some(key) => Outcome::Unrecoverable { key },
+            None => Outcome::AgentsFailed(Trouble::new(Cause::Unreachable)),
+        };
+        if self.app_running {
+            self.out.push(ControllerAction::StopApp);
+        }
+        self.exit(outcome);
+    }
+
+    fn stop_app(&mut self) {
+        if self.app_running {
+            self.enter(Phase::Stopping);
+            self.out.push(ControllerAction::StopApp);
+        } else {
+            self.survey(true);
+        }
+    }
+
+    fn decide_again(&mut self) {
+        if self.keep_ranks && self.app_running {
+            // The ranks' own nodes are at stake: they cannot live on.
+            self.keep_ranks = false;
+            self.stop_app();
+        } else {
+            self.survey(true);
+        }
+    }
+
+    fn on_message(&mut self, from: AgentId, msg: Msg) {
+        if let Some(known) = self.agents.get_mut(&from) {
+            known.heard = self.now.mono;
+            known.probe = None;
+        } else {
+            // It was declared lost; it is not of this job any more (FM-F2a).
+            return;
+        }
+        match msg {
+            Msg::Holdings(h) => self.on_holdings(from, *h),
+            Msg::Installed(inc) => self.on_answer(from, Phase::Installing, inc),
+            Msg::Restored(inc, restored) => self.on_restored(from, inc, restored),
+            Msg::Opened(inc) => self.on_answer(from, Phase::Opening, inc),
+            Msg::Rejected(inc, key, trouble) => self.on_rejected(inc, key, trouble),
+            Msg::RestartFrom(inc, name) => self.on_restart_from(inc, name),
+            Msg::Finished(inc, persistent, trouble) => self.on_finished(inc, persistent, trouble),
+            Msg::Report(inc, n, report) => self.on_report(from, inc, n, report),
+            Msg::Probed(agent, alive) => self.on_probed(from, agent, alive),
+            Msg::Notice(severity, text) => {
+                self.say(severity, Notice::Agent { agent: from, text });
+            }
+            Msg::Fenced(epoch) if epoch > self.cfg.epoch => {
+                if self.app_running {
+                    self.out.push(ControllerAction::StopApp);
+                }
+                self.out.push(ControllerAction::Exit(Outcome::Fenced(epoch)));
+                self.phase = Phase::Done;
+            }
+            _ => {}
+        }
+    }
+
+    fn current(&self, inc: Incarnation) -> bool {
+        self.plan.as_ref().is_some_and(|p| p.inc == inc)
+    }
+
+    fn on_app_exited(&mut self, success: bool, code: i32) {
+        self.app_running = false;
+        match self.phase {
+            Phase::Running => {}
+            // It ended by itself while it was being stopped, or while a restart was decided anew.
+            Phase::Stopping => {
+                if success {
+                    self.ending.get_or_insert(Ending::Success);
+                }
+                self.survey(true);
+                return;
+            }
+            _ => {
+                // Plans that let the ranks live on are void.
+                let counted_on_it = std::mem::replace(&mut self.keep_ranks, false);
+                if success {
+                    self.ending.get_or_insert(Ending::Success);
+                }
+                if counted_on_it {
+                    self.survey(true);
+                }
+                return;
+            }
+        }
+        self.loss_at = self.now.mono;
+        if success {
+            self.ending.get_or_insert(Ending::Success);
+            self.finish();
+            return;
+        }
+        if let Some(trouble) = self.bad_restart.take() {
+            self.exit(Outcome::BadRestart(trouble));
+            return;
+        }
+        self.say(Severity::Warn, Notice::AppLost { code });
+        self.fruitless = if self.progress || self.node_lost { 0 } else { self.fruitless + 1 };
+        let runs_max = self.cfg.settings.number("runs_max");
+        let reason = if runs_max == 1 {
+            Some(GiveUp::NotWanted)
+        } else if runs_max > 0 && self.runs >= runs_max {
+            Some(GiveUp::Runs)
+        } else if self.fruitless >= self.cfg.settings.number("retries_max") {
+            Some(GiveUp::NoProgress)
+        } else {
+            None
+        };
+        if let Some(reason) = reason {
+            self.ending = Some(Ending::AppFailed { code, reason });
+            self.finish();
+        } else if self.halted {
+            self.ending = Some(Ending::Success);
+            self.finish();
+        } else {
+            self.survey(true);
+        }
+    }
+
+    fn on_interrupt(&mut self) {
+        self.ending = Some(Ending::Interrupted);
+        match self.phase {
+            Phase::Running => {
+                self.loss_at = self.now.mono;
+                self.stop_app();
+            }
+            Phase::Starting => self.exit(Outcome::Interrupted),
+            _ => {}
+        }
+    }
+
+    fn on_settings(&mut self, pairs: Vec<(String, String)>) {
+        for (name, value) in &pairs {
+            self.halt_settings.retain(|(n, _)| n != name);
+            self.halt_settings.push((name.clone(), value.clone()));
+        }
+        if self.phase == Phase::Running {
+            self.send_settings();
+        }
+    }
+
+    fn send_settings(&mut self) {
+        let Some(plan) = &self.plan else { return };
+        let (inc, root) = (plan.inc, plan.slots[0]);
+        let pairs = self.halt_settings.clone();
+        if !pairs.is_empty() {
+            self.send(root, Msg::Settings(inc, pairs));
+        }
+    }
+
+    fn on_report(&mut self, from: AgentId, inc: Incarnation, n: u64, report: Report) {
+        if !self.current(inc) {
+            return;
+        }
+        self.send(from, Msg::ReportAck(inc, n));
+        if n <= self.reports_seen {
+            return;
+        }
+        self.reports_seen = n;
+        self.note(&report);
+        let severity = match &report {
+            Report::Dropped(..) | Report::ProtectFailed(..) | Report::FlushFailed(..) => {
+                Severity::Warn
+            }
+            Report::CollectiveFailed(_) => Severity::Error,
+            Report::Began(_) | Report::Finalized | Report::RanksReady { .. } => Severity::Debug,
+            _ => Severity::Info,
+        };
+        self.say(severity, Notice::Report(report));
+    }
+
+    fn note(&mut self, report: &Report) {
+        match report {
+            Report::RanksReady { ranks } => self.ranks = Some(*ranks),
+            Report::Committed(info, _) => {
+                self.newest_committed = self.newest_committed.max(Some(info.key));
+                self.progress = true;
+                // What was asked for by name was for the start only.
+                self.named = None;
+                self.datasets.insert(info.key, ((**info).clone(), BTreeSet::from([Level::Cached])));
+                while self.datasets.len() > DATASETS_KEPT {
+                    self.datasets.pop_first();
+                }
+            }
+            Report::Level(key, level, _) => {
+                if let Some((_, levels)) = self.datasets.get_mut(key) {
+                    levels.insert(*level);
+                }
+            }
+            Report::Forgotten(key) => {
+                self.datasets.remove(key);
+            }
+            Report::ExitAdvised => self.halted = true,
+            Report::CollectiveFailed(trouble)
+                if matches!(trouble.cause, Cause::Ranks { .. } | Cause::Setting) =>
+            {
+                self.bad_restart = Some(trouble.clone());
+            }
+            _ => {}
+        }
+    }
+
+    fn exit(&mut self, outcome: Outcome) {
+        let epoch = self.cfg.epoch;
+        let agents: Vec<AgentId> = self.agents.keys().copied().collect();
+        for agent in agents {
+            self.send(agent, Msg::Shutdown(epoch));
+        }
+        self.out.push(ControllerAction::Exit(outcome));
+        self.phase = Phase::Done;
+    }
+}

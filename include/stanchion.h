@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * stanchion.h: the native C interface of Stanchion, checkpoint/restart for
+ * parallel jobs. C11 or C++17; link with -lstanchion; start the job with
+ * `stanchion run`.
+ *
+ * Shape of a program
+ *
+ *     stn_ctx *ctx;
+ *     stn_init(NULL, &ctx);
+ *     stn_have_restart(ctx, &have, name, sizeof name, &no);
+ *     if (have) {
+ *       stn_start_restart(ctx, name, sizeof name, &no);
+ *       stn_route(ctx, file, strlen(file), path, sizeof path);   open, read, close
+ *       stn_complete_restart(ctx, good);
+ *     }
+ *     for each step:
+ *       stn_need_checkpoint(ctx, &need);
+ *       if (need) {
+ *         stn_begin(ctx, name, strlen(name), STN_FLAG_CHECKPOINT, &no);
+ *         stn_route(ctx, file, strlen(file), path, sizeof path); open, write, close
+ *         stn_complete(ctx, good);
+ *         stn_wait(ctx, no, STN_LEVEL_PROTECTED, 60000);         if you must know
+ *       }
+ *     stn_finalize(ctx);
+ *     stn_free(ctx);
+ *
+ * Ranks. A context is one rank's connection to its node's agent. Nothing here
+ * needs MPI, and any subset of a job's processes can be the ranks.
+ *
+ * Collective calls are made by every rank, in the same order and with the same
+ * arguments unless said otherwise; they return the same result everywhere. All
+ * other calls are local.
+ *
+ * Results. Functions that return int return STN_OK or one of STN_ERR_...;
+ * stn_error_text has the sentence for people. The library never prints, aborts
+ * or raises a signal. Every wait has a deadline; after a lost answer
+ * (STN_ERR_TIMEOUT of any call but stn_wait and the collective's own deadline,
+ * STN_ERR_AGENT, STN_ERR_PROTOCOL) the context is dead and all its calls fail.
+ *
+ * Texts go in with their length in bytes and need no terminating zero; NULL
+ * with length 0 is the empty text. Texts come out with a terminating zero, into
+ * a buffer whose size in bytes is given. Names and paths are UTF-8.
+ *
+ * Threads. A context may be used by several threads; calls on it take turns.
+ * Processes. A child of fork() that uses its parent's context gets
+ * STN_ERR_STATE.
+ *
+ * Disabled (STANCHION_ENABLE=0): calls pass through. stn_route gives the file's
+ * place in the prefix and makes its directories, there is never a restart,
+ * stn_need_checkpoint follows STANCHION_CHECKPOINT_INTERVAL only; stn_wait fails
+ * with STN_ERR_LEVEL, and stn_barrier with STN_ERR_STATE.
+ */
+#ifndef STANCHION_H
+#define STANCHION_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- results ------------------------------------------------------------ */
+
+#define STN_OK (0)
+#define STN_ERR_INVALID (-1)   /* an argument or setting is not allowed */
+#define STN_ERR_STATE (-2)     /* the call does not fit what was called before */
+#define STN_ERR_TIMEOUT (-3)   /* a deadline passed */
+#define STN_ERR_AGENT (-4)     /* the agent cannot be reached or is gone */
+#define STN_ERR_MISMATCH (-5)  /* ranks disagree */
+#define STN_ERR_DROPPED (-6)   /* a rank's part is not valid: the dataset was dropped */
+#define STN_ERR_REJECTED (-7)  /* a rank rejected the restart: an older dataset may be there */
+#define STN_ERR_NOTFOUND (-8)  /* no such dataset, file or setting */
+#define STN_ERR_RANKS (-9)     /* the dataset is of another number of ranks */
+#define STN_ERR_LEVEL (-10)    /* the level cannot be reached */
+#define STN_ERR_SPACE (-11)    /* no space left */
+#define STN_ERR_IO (-12)       /* input or output failed */
+#define STN_ERR_CLOSING (-13)  /* the job winds down */
+#define STN_ERR_PROTOCOL (-14) /* the agent's answer makes no sense */
+#define STN_ERR_INTERNAL (-15) /* a bug in Stanchion */
+
+/* What a dataset is for; combined with |. */
+#define STN_FLAG_CHECKPOINT (1u) /* the application can restart from it */
+#define STN_FLAG_OUTPUT (2u)     /* a result: it always goes to the prefix */
+
+/* What a dataset survives. */
+#define STN_LEVEL_CACHED (1)     /* the application's crash */
+#define STN_LEVEL_PROTECTED (2)  /* losses of nodes within the redundancy scheme */
+#define STN_LEVEL_PERSISTENT (4) /* everything but the loss of the prefix */
+
+/* A buffer of this size holds the name of every dataset. */
+#define STN_NAME_SIZE (256)
+
+/* ---- start and end ------------------------------------------------------ */
+
+typedef struct stn_ctx stn_ctx;
+
+/* Begin with STN_OPTIONS_INIT and set what is needed. */
+typedef struct stn_options {
+  uint32_t struct_size;  /* sizeof(stn_options) */
+  uint32_t flags;        /* 0 */
+  int64_t rank;          /* this rank; -1: from the launcher's environment */
+  int64_t ranks;         /* number of ranks; -1: likewise */
+  const char *nodes;     /* sockets of the agents, separated by ':'; NULL: STANCHION_NODES */
+  size_t nodes_len;
+  const char *settings;  /* lines "name = value"; the environment goes before them */
+  size_t settings_len;
+} stn_options;
+
+#define STN_OPTIONS_INIT {(uint32_t)sizeof(stn_options), 0, -1, -1, NULL, 0, NULL, 0}
+
+/* Joins the job; returns when all ranks have come. Collective. `options` may be
+ * NULL: all from the environment. *ctx is set even if this fails, to a context
+ * that knows only the error's text; it is given to stn_free in any case. */
+int stn_init(const stn_options *options, stn_ctx **ctx);
+
+/* Leaves the job, after what must persist has been handed over. Collective. */
+int stn_finalize(stn_ctx *ctx);
+
+/* Releases the context; without stn_finalize before it, the rank is missed by
+ * the others. NULL is allowed. */
+void stn_free(stn_ctx *ctx);
+
+/* The text of the last error of this context, cut to the buffer; returns its
+ * whole length. `buf` may be NULL with `buf_len` 0. */
+size_t stn_error_text(stn_ctx *ctx, char *buf, size_t buf_len);
+
+/* The version of the library, "1.2.3". At any time. */
+const char *stn_version(void);
+
+/* ---- settings ----------------------------------------------------------- */
+
+/* Changes a setting that may change while the job runs (docs/config.md: live).
+ * All ranks set the same before their next collective call, with which it
+ * counts. An empty value takes the setting back. */
+int stn_config_set(stn_ctx *ctx, const char *name, size_t name_len, const char *value,
+                   size_t value_len);
+
+/* The value of a setting now; empty if there is none. */
+int stn_config_get(stn_ctx *ctx, const char *name, size_t name_len, char *buf, size_t buf_len);
+
+/* ---- writing ------------------------------------------------------------ */
+
+/* Would this be a good time for a checkpoint? *flag becomes 1 or 0. Collective. */
+int stn_need_checkpoint(stn_ctx *ctx, int *flag);
+
+/* Begins a dataset. An empty name leaves the choice to the agents. *no becomes
+ * its number; `no` may be NULL. Collective. */
+int stn_begin(stn_ctx *ctx, const char *name, size_t name_len, uint32_t flags, uint64_t *no);
+
+/* Tells where to open a file. `path` is where it belongs, absolute or relative
+ * to the working directory, below the prefix. Between stn_begin and
+ * stn_complete: makes it part of the dataset, and makes its directories.
+ * Between stn_start_restart and stn_complete_restart: STN_ERR_NOTFOUND if this
+ * rank has no such file; a name without a directory finds the only file of that
+ * name. Otherwise: copies `path`. If the buffer is too small, nothing was done. */
+int stn_route(stn_ctx *ctx, const char *path, size_t path_len, char *buf, size_t buf_len);
+
+/* Ends the dataset. `valid` is each rank's own: not 0 if it wrote and closed all
+ * of its files, or had none. One rank with 0, or one routed file missing, and
+ * the dataset is dropped everywhere (STN_ERR_DROPPED). Collective. */
+int stn_complete(stn_ctx *ctx, int valid);
+
+/* Waits until a dataset has reached a level, or one that survives as much. */
+int stn_wait(stn_ctx *ctx, uint64_t dataset_no, int level, uint64_t timeout_ms);
+
+/* ---- restart ------------------------------------------------------------ */
+
+/* Is there a dataset to restart from? *flag becomes 1 or 0; name and number are
+ * told, if asked for (`name`, of at least STN_NAME_SIZE bytes, and `no` may be
+ * NULL). Collective. */
+int stn_have_restart(stn_ctx *ctx, int *flag, char *name, size_t name_size, uint64_t *no);
+
+/* Begins to read it. Collective. */
+int stn_start_restart(stn_ctx *ctx, char *name, size_t name_size, uint64_t *no);
+
+/* Ends the reading; `valid` is each rank's own. One rank with 0, and all get
+ * STN_ERR_REJECTED; then stn_have_restart tells of the dataset before it. */
+int stn_complete_restart(stn_ctx *ctx, int valid);
+
+/* ---- the job ------------------------------------------------------------ */
+
+/* Should the application end? *flag becomes 1 or 0. Collective. */
+int stn_should_exit(stn_ctx *ctx, int *flag);
+
+/* Returns when all ranks have called it. */
+int stn_barrier(stn_ctx *ctx);
+
+/* ---- datasets that exist already ---------------------------------------- */
+
+/* Makes the dataset of this name the one to restart from, and forgets those
+ * after it. Collective. */
+int stn_current(stn_ctx *ctx, const char *name, size_t name_len);
+
+/* Forgets the dataset; its files in the prefix stay. Collective. */
+int stn_drop(stn_ctx *ctx, const char *name, size_t name_len);
+
+/* Forgets the dataset and deletes its files. Collective. */
+int stn_delete(stn_ctx *ctx, const char *name, size_t name_len);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* STANCHION_H */

@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Runs the tests of real processes: run.py [--mpi openmpi,mpich] [--only WORD] [--list] [--no-mpi]"""
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import harness  # noqa: E402
+
+MODULES = ["test_life", "test_loss", "test_damage", "test_scr", "test_bad_input", "test_cycles"]
+
+
+class Deadline(Exception):
+    pass
+
+
+def on_alarm(_signal, _frame):
+    raise Deadline("the test's deadline passed")
+
+
+def collect(mpis):
+    """(name, function, mpi, seconds); functions marked `no_mpi` run once."""
+    tests = []
+    for module in MODULES:
+        mod = importlib.import_module(module)
+        for name, fn in vars(mod).items():
+            if not name.startswith("test_") or not callable(fn):
+                continue
+            seconds = getattr(fn, "seconds", 120)
+            for mpi in [mpis[0]] if getattr(fn, "no_mpi", False) else mpis:
+                tests.append((f"{module}.{name}[{mpi}]", fn, mpi, seconds))
+    return tests
+
+
+def run_one(name, fn, mpi, seconds):
+    lab = harness.Lab(mpi)
+    failed = True
+    started = time.monotonic()
+    signal.alarm(seconds)
+    try:
+        fn(lab)
+        lab.nothing_left()
+        failed = False
+        return "ok", ""
+    except harness.Skip as why:
+        failed = False
+        return "SKIP", str(why)
+    except harness.Failed as why:
+        return "FAIL", str(why)
+    except Exception:
+        return "FAIL", traceback.format_exc()
+    finally:
+        signal.alarm(0)
+        lab.close(failed)
+        run_one.seconds = time.monotonic() - started
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mpi", default=os.environ.get("MPI", "openmpi"))
+    parser.add_argument("--only", default="")
+    parser.add_argument("--list", action="store_true")
+    args = parser.parse_args()
+    signal.signal(signal.SIGALRM, on_alarm)
+    tests = [t for t in collect(args.mpi.split(",")) if args.only in t[0]]
+    if args.list:
+        print("\n".join(t[0] for t in tests))
+        return 0
+    counts = {"ok": 0, "FAIL": 0, "SKIP": 0}
+    skipped, failures = [], []
+    for name, fn, mpi, seconds in tests:
+        outcome, text = run_one(name, fn, mpi, seconds)
+        counts[outcome] += 1
+        print(f"{outcome:4} {name} ({run_one.seconds:.1f} s)", flush=True)
+        if outcome == "FAIL":
+            failures.append(name)
+            print("    " + text.replace("\n", "\n    "), flush=True)
+        elif outcome == "SKIP":
+            skipped.append((name, text))
+    for name, why in skipped:
+        print(f"skipped: {name}: {why}")
+    for name in failures:
+        print(f"failed: {name}")
+    print(f"{counts['ok']} passed, {counts['FAIL']} failed, {counts['SKIP']} skipped")
+    return 1 if counts["FAIL"] or not counts["ok"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
