@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stanchion_core::bugs::Bugs;
 use stanchion_core::agent::{Agent, AgentConfig};
 use stanchion_core::api::{
     AgentAction, AgentEvent, ControllerAction, ControllerEvent, Now, Outcome,
 };
+use stanchion_core::bugs::Bugs;
 use stanchion_core::controller::{ControllerConfig, Purpose, Status};
 use stanchion_format::config::Settings;
 use stanchion_format::ids::{AgentId, JobId, PeerId};

@@ -367,7 +367,9 @@ async fn a_lead_binds_a_controller_to_agents_prefix_and_the_outer_world() {
     // The second agent's address is known only now.
     events.send(ControllerEvent::AgentUp(b.address())).await.unwrap();
     let launch = soon(actions.recv()).await;
-    assert!(matches!(launch, Some(ControllerAction::LaunchApp { slots, run: 0 }) if slots.len() == 2));
+    assert!(
+        matches!(launch, Some(ControllerAction::LaunchApp { slots, run: 0 }) if slots.len() == 2)
+    );
     soon(status.wait_for(|s| s.phase == "ruled")).await.unwrap();
     assert!(b.ended().await.is_ok());
     assert!(matches!(soon(actions.recv()).await, Some(ControllerAction::StopApp)));
