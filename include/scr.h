@@ -96,10 +96,14 @@ char* SCR_Get_version(void);
  *
  * A value extends to the next space; double quotes protect spaces in it, and it
  * may contain further equals signs. Of several such calls the last one holds; the
- * environment and the user's configuration file go before them all.
+ * environment goes before them all, the configuration file comes after them.
  *
- * Settings are made before SCR_Init, which applies them; a later attempt fails
- * and changes nothing. Asking is possible before and after SCR_Init.
+ * Settings are made before SCR_Init, which applies them and fails if one is
+ * malformed. Later only those can change that docs/config.md calls live, with
+ * the next collective call; another attempt changes nothing. What is fixed when
+ * the job is launched cannot be set here: SCR_Init fails if SCR_PREFIX, SCR_FETCH
+ * or SCR_CURRENT ask for another value than the job has, and ignores the others.
+ * Asking is possible before and after SCR_Init.
  *
  * Returns for a question the value, in memory that the caller releases with
  * free(), or NULL if there is none. Returns NULL for everything else. */

@@ -2,5 +2,7 @@
 
 fn main() {
     println!("cargo::rerun-if-changed=src/configf.c");
+    // What libstanchion and other crates export stays out of this library's interface.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,--exclude-libs,ALL");
     cc::Build::new().file("src/configf.c").std("c11").warnings(true).compile("scr_configf");
 }

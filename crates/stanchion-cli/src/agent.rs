@@ -1,12 +1,28 @@
 //! `stanchion agent`: the process of a node's agent, around `stanchion_agent::daemon`.
 
-use crate::exit::{Exit, Failed};
+use crate::exit::{Exit, Failed, OrExit};
 use crate::jobdir::NodeDir;
+use crate::procs;
+use anyhow::{Context, anyhow};
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use stanchion_agent::daemon::{self, AgentError, AgentOptions};
+use stanchion_agent::secret::Secret;
+use stanchion_format::config::Settings;
+use stanchion_format::ids::{AgentId, JobId};
+use std::io::{BufRead, Read, Write};
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// Name of the ranks' socket in the agent's directory.
 pub const SOCKET: &str = "agent.sock";
+/// How often is looked whether an orphaned application has ended.
+const LOOK: Duration = Duration::from_millis(50);
+/// Rounds of killing: who forks while it is killed is found in the next.
+const KILL_ROUNDS: u32 = 100;
 /// Longest line of options, bytes.
 const OPTIONS_BYTES_MAX: u64 = 8 << 20;
 
@@ -44,4 +60,154 @@ pub enum Ready {
         /// Why.
         text: String,
     },
+}
+
+/// Runs the agent to its end.
+pub fn agent() -> Result<Exit, Failed> {
+    close_inherited();
+    // A session of its own: the terminal's signals and its hang-up are the runner's.
+    let _leads_one_already = rustix::process::setsid();
+    let options = read_options().or_exit(Exit::Usage)?;
+    let (root, job_dir) = (options.root.clone(), options.root.parent().map(Path::to_owned));
+    let grace = options.settings.number("mpi_launch_grace_ms");
+    log_to_stderr(options.settings.number("debug"));
+    let node = NodeDir::enter(&root)
+        .or_exit(Exit::Storage)
+        .inspect_err(|f| answer_failure(f.exit, &f.error))?;
+    let runner_gone = Arc::new(AtomicBool::new(false));
+    watch_runner(runner_gone.clone(), job_dir.clone(), Duration::from_millis(grace))?;
+    let mut ready = false;
+    let ended = daemon::run(options.daemon, |info| {
+        ready = true;
+        answer(&Ready::Addr(info.addr.to_string()));
+    });
+    let result = ended.map(|()| Exit::Success).map_err(|e| {
+        let storage = matches!(e, AgentError::Cache(..) | AgentError::Path(_));
+        Failed::new(if storage { Exit::Storage } else { Exit::AgentsFailed }, e)
+    });
+    if let (Err(failed), false) = (&result, ready) {
+        answer_failure(failed.exit, &failed.error);
+    }
+    if runner_gone.load(Ordering::Acquire) {
+        end_application(job_dir.as_deref(), Duration::ZERO);
+    }
+    node.leave();
+    result
+}
+
+/// What the shell that started the runner had open is none of the agent's: whoever reads such a pipe to its
+/// end would wait for the agent.
+fn close_inherited() {
+    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return };
+    let open: Vec<i32> = entries
+        .flatten()
+        .filter_map(|e| e.file_name().to_str()?.parse().ok())
+        .filter(|fd| *fd > 2)
+        .collect();
+    for fd in open {
+        // SAFETY: first thing in the process: nothing here has opened a descriptor yet, so nobody's is
+        // closed under it. The one of the directory just read is in the list and closed already, which
+        // the kernel answers with an error that does not matter.
+        unsafe { rustix::io::close(fd) };
+    }
+}
+
+struct Started {
+    daemon: AgentOptions,
+    root: PathBuf,
+    settings: Settings,
+}
+
+fn read_options() -> anyhow::Result<Started> {
+    let mut line = Vec::new();
+    let mut stdin = std::io::stdin().lock().take(OPTIONS_BYTES_MAX);
+    stdin.read_until(b'\n', &mut line).context("options")?;
+    let parsed = serde_json::from_slice::<Options>(&line);
+    line.fill(0);
+    // Without the parser's words, which may quote what was given.
+    let mut options =
+        parsed.map_err(|_| anyhow!("`stanchion agent` is started by `stanchion run` only"))?;
+    let settings = Settings::from_pairs(&options.settings).context("settings")?;
+    let secret = Arc::new(Secret::new(options.secret));
+    options.secret.fill(0);
+    let daemon = AgentOptions {
+        id: AgentId(options.id),
+        job: JobId(options.job),
+        secret,
+        listen: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        socket: options.root.join(SOCKET),
+        cache: options.cache,
+        prefix: options.prefix,
+        settings: settings.clone(),
+    };
+    Ok(Started { daemon, root: options.root, settings })
+}
+
+fn log_to_stderr(debug: u64) {
+    let level = match debug {
+        0 => "info",
+        1 => "debug",
+        _ => "trace",
+    };
+    let filter = tracing_subscriber::EnvFilter::new(level);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(false)
+        .with_writer(std::io::stderr);
+    let _first_one_stays = log.try_init();
+}
+
+/// Says one line to the runner and lets go of its pipe: who waits for its end waits for no agent.
+fn answer(ready: &Ready) {
+    let line = serde_json::to_string(ready).unwrap_or_default();
+    let _runner_is_gone =
+        writeln!(std::io::stdout(), "{line}").and_then(|()| std::io::stdout().flush());
+    if let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
+        let _still_the_pipe = rustix::stdio::dup2_stdout(null);
+    }
+}
+
+fn answer_failure(exit: Exit, error: &anyhow::Error) {
+    answer(&Ready::Failed { exit: exit as u8, text: format!("{error:#}") });
+}
+
+/// The runner holds the other end of standard input as long as it lives. When it is gone, its application
+/// has nobody else to end it: ranks that came to an agent are ended by core, the others here.
+fn watch_runner(
+    gone: Arc<AtomicBool>,
+    job_dir: Option<PathBuf>,
+    grace: Duration,
+) -> std::io::Result<()> {
+    let watch = move || {
+        let mut rest = [0u8; 256];
+        let mut stdin = std::io::stdin().lock();
+        // The runner says nothing more; only the end of the pipe counts.
+        while matches!(stdin.read(&mut rest), Ok(n) if n > 0) {}
+        gone.store(true, Ordering::Release);
+        end_application(job_dir.as_deref(), grace);
+    };
+    std::thread::Builder::new().name("stn-runner".into()).spawn(watch)?;
+    Ok(())
+}
+
+/// Ends what of the job's application is left on this machine. Its launcher got SIGTERM when the runner died
+/// and may take `grace` to end its ranks.
+fn end_application(job_dir: Option<&Path>, grace: Duration) {
+    let Some(job_dir) = job_dir else { return };
+    let mark = format!("STANCHION_JOB_DIR={}", job_dir.display());
+    let begin = Instant::now();
+    let mut rounds = 0;
+    while rounds < KILL_ROUNDS {
+        let left = procs::with_environment(&mark);
+        if left.is_empty() {
+            return;
+        }
+        if begin.elapsed() >= grace {
+            rounds += 1;
+            for p in left {
+                procs::signal(p, Signal::KILL);
+            }
+        }
+        std::thread::sleep(LOOK);
+    }
 }

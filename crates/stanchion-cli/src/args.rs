@@ -42,7 +42,18 @@ pub enum Command {
     },
     /// A node's agent; started by `stanchion run`
     #[command(hide = true)]
-    Agent,
+    Agent(AgentArgs),
+}
+
+/// `stanchion agent`: for people who look at the list of processes. What counts comes by standard input.
+#[derive(Debug, Args)]
+pub struct AgentArgs {
+    /// Its number
+    #[arg(long)]
+    pub id: u32,
+    /// The job's name
+    #[arg(long)]
+    pub job: String,
 }
 
 /// Where the datasets are.
@@ -113,7 +124,6 @@ pub struct InspectArgs {
     #[arg(value_name = "NAME|NUMBER")]
     pub dataset: String,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "clap would take it for help")]
     pub common: PrefixArgs,
 }
 
@@ -127,7 +137,6 @@ pub struct VerifyArgs {
     #[arg(long)]
     pub all: bool,
     #[command(flatten)]
-    #[expect(missing_docs, reason = "clap would take it for help")]
     pub common: PrefixArgs,
 }
 
@@ -149,7 +158,6 @@ pub struct StatusArgs {
 #[derive(Debug, Args)]
 pub struct HaltArgs {
     #[command(flatten)]
-    #[expect(missing_docs, reason = "clap would take it for help")]
     pub common: PrefixArgs,
     /// End after the next complete checkpoint (the default)
     #[arg(long, group = "wish")]

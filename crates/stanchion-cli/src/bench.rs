@@ -116,9 +116,23 @@ impl Setup<'_> {
         let mut command = Command::new(&launch[0]);
         if stanchion {
             command = Command::new(std::env::current_exe()?);
-            command.args(["run", "--nodes", &self.args.nodes.to_string(), "--scheme", &self.args.scheme]);
+            command.args([
+                "run",
+                "--nodes",
+                &self.args.nodes.to_string(),
+                "--scheme",
+                &self.args.scheme,
+            ]);
             command.arg("--prefix").arg(&self.prefix).arg("--cache-dir").arg(&self.args.dir);
-            command.args(["--name", "bench", "--from-scratch", "--runs-max", "1", "--set", "flush_every=0"]);
+            command.args([
+                "--name",
+                "bench",
+                "--from-scratch",
+                "--runs-max",
+                "1",
+                "--set",
+                "flush_every=0",
+            ]);
             command.args(["--set", "flush_at_end=0", "--"]).args(&launch);
         } else {
             command.args(&launch[1..]).current_dir(&self.prefix);
@@ -126,16 +140,19 @@ impl Setup<'_> {
         let log = File::create(&self.log)?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let what = if stanchion { "with Stanchion" } else { "plain" };
-        let status = command.status().with_context(|| format!("the run {what} cannot be started"))?;
+        let status =
+            command.status().with_context(|| format!("the run {what} cannot be started"))?;
         if !status.success() {
             let text = String::from_utf8_lossy(&std::fs::read(&self.log)?).into_owned();
             let lines: Vec<&str> = text.lines().collect();
             let tail = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n");
             return Err(anyhow!("the run {what} ended with {status}; its last words:\n{tail}"));
         }
-        let bytes = std::fs::read(&timing).with_context(|| format!("the run {what} left no times"))?;
+        let bytes =
+            std::fs::read(&timing).with_context(|| format!("the run {what} left no times"))?;
         std::fs::remove_file(&timing)?;
-        let result: Timing = serde_json::from_slice(&bytes).context("the program's times do not parse")?;
+        let result: Timing =
+            serde_json::from_slice(&bytes).context("the program's times do not parse")?;
         let want = if stanchion { "scr" } else { "plain" };
         if result.mode != want || result.checkpoints.len() < self.args.checkpoints as usize {
             let n = result.checkpoints.len();
@@ -203,7 +220,8 @@ fn rows(runs: &[[Timing; 2]]) -> Vec<Row> {
     let all = |which: usize, part: fn(&Checkpoint) -> f64| -> Vec<f64> {
         runs.iter().flat_map(|pair| pair[which].checkpoints[1..].iter().map(part)).collect()
     };
-    let mut rows = vec![fact("size of a rank's checkpoint", runs[0][1].bytes_per_rank as f64 / 1e6, "MB")];
+    let mut rows =
+        vec![fact("size of a rank's checkpoint", runs[0][1].bytes_per_rank as f64 / 1e6, "MB")];
     let mut medians = [0.0; 2];
     for (which, name) in ["plain", "stanchion"].into_iter().enumerate() {
         let s = spread(&all(which, |c| c.blocked_s));
@@ -211,7 +229,8 @@ fn rows(runs: &[[Timing; 2]]) -> Vec<Row> {
         rows.push(fact(format!("{name}: blocked, median"), s.median, "s"));
         rows.push(fact(format!("{name}: blocked, least"), s.min, "s"));
         rows.push(fact(format!("{name}: blocked, most"), s.max, "s"));
-        let first: Vec<f64> = runs.iter().map(|pair| pair[which].checkpoints[0].blocked_s).collect();
+        let first: Vec<f64> =
+            runs.iter().map(|pair| pair[which].checkpoints[0].blocked_s).collect();
         rows.push(fact(format!("{name}: first of a run, median"), spread(&first).median, "s"));
     }
     let parts: [(&str, fn(&Checkpoint) -> f64); 3] =
@@ -219,12 +238,18 @@ fn rows(runs: &[[Timing; 2]]) -> Vec<Row> {
     for (name, part) in parts {
         rows.push(fact(format!("stanchion: {name}, median"), spread(&all(1, part)).median, "s"));
     }
-    let ratios: Vec<f64> = runs.iter().map(|pair| blocked(&pair[1]).median / blocked(&pair[0]).median).collect();
+    let ratios: Vec<f64> =
+        runs.iter().map(|pair| blocked(&pair[1]).median / blocked(&pair[0]).median).collect();
     let s = spread(&ratios);
     rows.push(fact("blocked, stanchion / plain, least of a pair", s.min, "ratio"));
     rows.push(fact("blocked, stanchion / plain, most of a pair", s.max, "ratio"));
     let value = medians[1] / medians[0];
-    rows.push(Row { name: "blocked, stanchion / plain".into(), value, unit: "ratio", goal: Some(ROUTED_GOAL) });
+    rows.push(Row {
+        name: "blocked, stanchion / plain".into(),
+        value,
+        unit: "ratio",
+        goal: Some(ROUTED_GOAL),
+    });
     rows
 }
 

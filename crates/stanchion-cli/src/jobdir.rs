@@ -1,8 +1,7 @@
 //! Where a job's sockets, logs and caches are, who of the job still lives, and how nothing of it is left.
 //!
 //! ```text
-//! RUN_DIR/stanchion-UID/                 0700, ours
-//!   .lock                                held while a job's directory is made or removed
+//! RUN_DIR/stanchion-UID/                 0700, ours; locked while a job's directory is made or removed
 //!   NAME.TAG/                            one job
 //!     job.json                           what it is (JobInfo)
 //!     runner.lock, runner.sock           the runner holds the lock as long as it lives
@@ -124,11 +123,18 @@ fn held(path: &Path) -> bool {
     matches!(taken, Ok(Err(TryLockError::WouldBlock)))
 }
 
-fn base_lock(base: &Path) -> anyhow::Result<File> {
-    let path = base.join(".lock");
-    let file = lock_file(&path).with_context(|| path.display().to_string())?;
-    file.lock().with_context(|| path.display().to_string())?;
-    Ok(file)
+/// Locks `base` while a job's directory is made or removed in it. The directory itself is the lock: nothing
+/// is left behind.
+fn base_lock(base: &Path) -> std::io::Result<File> {
+    loop {
+        let dir = File::open(base)?;
+        dir.lock()?;
+        // Whoever held it may have removed it.
+        let (ours, there) = (dir.metadata()?, std::fs::metadata(base)?);
+        if (ours.dev(), ours.ino()) == (there.dev(), there.ino()) {
+            return Ok(dir);
+        }
+    }
 }
 
 /// Letters, digits, `-`, `_` of a name.
@@ -160,7 +166,6 @@ impl JobDir {
         info.caches = cache_dir.join(format!("stanchion-{}-{tag}", getuid().as_raw()));
         let unusable =
             || format!("the run directory {} cannot be used (setting run_dir)", base.display());
-        private_dir(base).with_context(unusable).or_exit(Exit::Storage)?;
         let lock = JobDir::populate(base, &path, &info);
         let lock = lock.inspect_err(|_| {
             let _best_effort = std::fs::remove_dir_all(&path);
@@ -180,7 +185,14 @@ impl JobDir {
     }
 
     fn populate(base: &Path, path: &Path, info: &JobInfo) -> anyhow::Result<File> {
-        let _base = base_lock(base)?;
+        let _base = loop {
+            private_dir(base)?;
+            match base_lock(base) {
+                // Removed by the last job that ended.
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                locked => break locked?,
+            }
+        };
         std::fs::DirBuilder::new().mode(0o700).create(path)?;
         let lock = lock_file(&path.join("runner.lock"))?;
         lock.lock()?;
@@ -223,7 +235,10 @@ impl JobDir {
     /// Removes everything of the job: caches first, so that a failure in between leaves the trace that
     /// [`sweep`] needs.
     pub fn remove(&self) {
+        let base = self.path.parent().unwrap_or(Path::new("/"));
+        let _base = base_lock(base);
         remove(&self.path, Some(&self.info));
+        let _others_are_there = std::fs::remove_dir(base);
     }
 }
 
@@ -297,6 +312,7 @@ pub fn sweep(base: &Path) -> usize {
     for found in &dead {
         remove(&found.path, found.info.as_ref());
     }
+    let _others_are_there = std::fs::remove_dir(base);
     dead.len()
 }
 
@@ -343,6 +359,7 @@ impl NodeDir {
             let _next_sweep_does_it = std::fs::remove_dir_all(&path);
         } else {
             remove(&found.path, found.info.as_ref());
+            let _others_are_there = std::fs::remove_dir(base);
         }
     }
 }

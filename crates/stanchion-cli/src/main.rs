@@ -1,12 +1,15 @@
 //! `stanchion`: keeps parallel jobs alive. One executable for everything.
 
+mod agent;
 mod args;
+mod bench;
 mod config;
 mod exit;
 mod jobdir;
 mod out;
 mod prefix;
 mod procs;
+mod run;
 mod settings;
 mod status;
 mod words;
@@ -35,7 +38,9 @@ fn dispatch(cli: &Cli) -> Result<Exit, Failed> {
         Command::Status(args) => status::status(args),
         Command::Config(args) => config::config(args),
         Command::Help { topic } => help(topic.as_deref()),
-        _ => Ok(Exit::Failure),
+        Command::Run(args) => run::run(args),
+        Command::Agent(_) => agent::agent(),
+        Command::Bench(args) => bench::bench(args),
     }
 }
 

@@ -97,7 +97,8 @@ fn environment_has(pid: i32, variable: &[u8]) -> bool {
 /// The value of a variable with which a process was started.
 pub fn environment_value(pid: i32, name: &str) -> Option<String> {
     let all = environment(pid);
-    let value = all.split(|b| *b == 0).find_map(|v| v.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+    let value =
+        all.split(|b| *b == 0).find_map(|v| v.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
     String::from_utf8(value.to_vec()).ok()
 }
 

@@ -350,7 +350,7 @@ impl Teller {
             Level::Protected => {
                 let took = micros(t.transfer_us.max(t.encode_us));
                 format!(
-                    "{name} is protected: it survives losses of nodes within the scheme (took {took})"
+                    "{name} is protected: it survives the loss of nodes within its scheme (took {took})"
                 )
             }
             Level::Persistent => {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use stanchion_format::checksum::Crc;
 use stanchion_format::client::{Answer, Request};
+use stanchion_format::config::Settings;
 use stanchion_format::data::Piece;
 use stanchion_format::ids::{AgentId, Epoch, Key, PeerId, RankId, SlotId, StripeId, TaskId};
 use stanchion_format::index::IndexRecord;
@@ -111,6 +112,10 @@ pub enum AgentAction {
     Lead {
         /// Whom it leads.
         agents: Vec<AgentAddr>,
+        /// Slots of the job: more or fewer than there are agents.
+        nodes: u32,
+        /// The job's settings, which the agent's own need not be.
+        settings: Settings,
     },
     /// Remove everything and end this process.
     Exit,

@@ -694,9 +694,15 @@ pub struct FromEnvironment {
     pub unknown: Vec<String>,
 }
 
-/// Variables that Stanchion itself passes to ranks and agents; no settings.
-pub const INTERNAL_VARIABLES: &[&str] =
-    &["STANCHION_NODES", "STANCHION_RANK", "STANCHION_SIZE", "STANCHION_JOB_DIR"];
+/// Variables that Stanchion itself passes to ranks and agents, or that its scripts and tests use; no settings.
+pub const INTERNAL_VARIABLES: &[&str] = &[
+    "STANCHION_NODES",
+    "STANCHION_RANK",
+    "STANCHION_SIZE",
+    "STANCHION_JOB_DIR",
+    "STANCHION_MPI_DIR",
+    "STANCHION_TEST_KEEP",
+];
 
 /// Reads settings from environment variables. Ours come before SCR's.
 pub fn from_environment(vars: impl Iterator<Item = (String, String)>) -> FromEnvironment {

@@ -8,8 +8,9 @@
 #include <stdlib.h>
 
 const char *SCR_Config(const char *config);
-/* Says that the arguments could not be formatted; returns NULL. */
-const char *stanchion_scr_configf_failed(void);
+/* Says that the arguments could not be formatted; returns NULL. Hidden: that makes it so
+ * for the whole library, whose interface it is no part of. */
+__attribute__((visibility("hidden"))) const char *stanchion_scr_configf_failed(void);
 const char *stanchion_scr_configf(const char *format, ...);
 
 enum { LONGEST = 1 << 20 };

@@ -64,17 +64,25 @@ impl Agent {
 
     /// The end of its log, a line each.
     pub fn last_words(&self) -> Vec<String> {
-        let Ok(mut file) = std::fs::File::open(self.root.join("agent.log")) else { return Vec::new() };
+        let Ok(mut file) = std::fs::File::open(self.root.join("agent.log")) else {
+            return Vec::new();
+        };
         let len = file.metadata().map_or(0, |m| m.len());
         let mut bytes = Vec::new();
-        let read = std::io::Seek::seek(&mut file, std::io::SeekFrom::Start(len.saturating_sub(LOG_BYTES_SHOWN)))
-            .and_then(|_| file.take(LOG_BYTES_SHOWN).read_to_end(&mut bytes));
+        let read = std::io::Seek::seek(
+            &mut file,
+            std::io::SeekFrom::Start(len.saturating_sub(LOG_BYTES_SHOWN)),
+        )
+        .and_then(|_| file.take(LOG_BYTES_SHOWN).read_to_end(&mut bytes));
         if read.is_err() {
             return Vec::new();
         }
         let text = String::from_utf8_lossy(&bytes);
         let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].iter().map(|l| (*l).to_owned()).collect()
+        lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..]
+            .iter()
+            .map(|l| (*l).to_owned())
+            .collect()
     }
 }
 
@@ -134,8 +142,12 @@ pub async fn start(
         agent.addr = match tokio::time::timeout_at(deadline, ready(pipe)).await {
             Ok(Ok(Ready::Addr(addr))) => addr,
             Ok(Ok(Ready::Failed { exit, text })) => {
-                let exit = if exit == Exit::Storage as u8 { Exit::Storage } else { Exit::AgentsFailed };
-                return Err(Failed::new(exit, anyhow!("node {}: its agent cannot start: {text}", agent.id)));
+                let exit =
+                    if exit == Exit::Storage as u8 { Exit::Storage } else { Exit::AgentsFailed };
+                return Err(Failed::new(
+                    exit,
+                    anyhow!("node {}: its agent cannot start: {text}", agent.id),
+                ));
             }
             Ok(Err(e)) => {
                 let log = agent.last_words().join("\n  ");
@@ -163,7 +175,13 @@ fn spawn(program: &PathBuf, options: &Options) -> anyhow::Result<(Agent, pipe::R
         .open(options.root.join("agent.log"))
         .context("an agent's log")?;
     let mut child = Command::new(program)
-        .args(["agent", "--id", &options.id.to_string(), "--job", &Shown::new(&options.name).to_string()])
+        .args([
+            "agent",
+            "--id",
+            &options.id.to_string(),
+            "--job",
+            &Shown::new(&options.name).to_string(),
+        ])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(log)

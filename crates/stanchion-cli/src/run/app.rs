@@ -2,7 +2,9 @@
 
 use crate::procs::{self, Proc};
 use anyhow::{Context, anyhow};
-use rustix::process::{Pid, Signal, getpid, getppid, kill_process_group, set_parent_process_death_signal};
+use rustix::process::{
+    Pid, Signal, getpid, getppid, kill_process_group, set_parent_process_death_signal,
+};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -43,7 +45,9 @@ pub enum Stop {
 
 /// Finds a program as the shell would.
 pub fn resolve(program: &OsString) -> anyhow::Result<PathBuf> {
-    let executable = |path: &Path| path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok();
+    let executable = |path: &Path| {
+        path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
+    };
     let path = Path::new(program);
     let shown = stanchion_format::config::Shown::new(&program.to_string_lossy());
     if path.components().count() > 1 || path.is_absolute() {
@@ -94,7 +98,9 @@ impl App {
                 if getppid() == Some(runner) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
             });
         }
-        let child = command.spawn().with_context(|| format!("{} cannot be started", self.program.display()))?;
+        let child = command
+            .spawn()
+            .with_context(|| format!("{} cannot be started", self.program.display()))?;
         self.leader = Pid::from_raw(child.id() as i32);
         self.stopping = None;
         Ok(())
@@ -134,7 +140,8 @@ impl App {
 
     /// SIGKILL to everybody, now.
     pub fn kill(&mut self, agents: &BTreeSet<i32>) {
-        let stopping = self.stopping.get_or_insert(Stopping { since: Instant::now(), killed: false });
+        let stopping =
+            self.stopping.get_or_insert(Stopping { since: Instant::now(), killed: false });
         stopping.killed = true;
         if let Some(group) = self.leader {
             let _gone_is_fine = kill_process_group(group, Signal::KILL);

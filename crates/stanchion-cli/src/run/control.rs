@@ -48,7 +48,10 @@ async fn one(mut client: UnixStream, answer: impl Fn() -> Value) -> std::io::Res
     }
     let mut question = Vec::new();
     let mut byte = [0u8; 1];
-    while question.len() < QUESTION_BYTES_MAX as usize && client.read(&mut byte).await? == 1 && byte[0] != b'\n' {
+    while question.len() < QUESTION_BYTES_MAX as usize
+        && client.read(&mut byte).await? == 1
+        && byte[0] != b'\n'
+    {
         question.push(byte[0]);
     }
     let answer = match question.as_slice() {
@@ -72,7 +75,8 @@ pub fn status(status: &Status) -> Value {
         .collect();
     json!({
         "phase": status.phase, "datasets": datasets, "current": status.current.map(|k| k.no.0),
-        "runs": status.runs, "lost": status.lost, "ranks": status.ranks.map(|r| r.0),
+        "incarnation": status.inc.to_string(),
+        "runs": status.runs, "lost": status.lost, "ranks": status.ranks,
         "slots": status.slots.iter().map(|(slot, agent, alive)| {
             json!({"node": slot.0, "agent": agent.0, "alive": alive})
         }).collect::<Vec<_>>(),
@@ -84,23 +88,23 @@ pub fn status(status: &Status) -> Value {
 const RANK_VARIABLES: [&str; 6] =
     ["STANCHION_RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RANK"];
 
-/// The processes that were started as ranks, as far as they run on this machine.
-pub fn ranks(status: &Status, agents: &Value) -> Value {
-    let number = |a: &Value| a["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
-    let except = agents.as_array().into_iter().flatten().filter(|a| a["alive"] == true).filter_map(number).collect();
+/// The processes that were started as ranks, as far as they run on this machine: (rank, process). Wrappers
+/// between launcher and rank have the same variables: of those the innermost counts.
+pub fn ranks(agents: &std::collections::BTreeSet<i32>) -> Vec<(u32, i32)> {
     let own = std::process::id() as i32;
-    let list: Vec<Value> = crate::procs::descendants(own, &except)
-        .into_iter()
+    let family = crate::procs::descendants(own, agents);
+    let mut ranks: Vec<(u32, i32, i32)> = family
+        .iter()
         .filter_map(|p| {
-            let value = RANK_VARIABLES.iter().find_map(|name| crate::procs::environment_value(p.pid, name))?;
-            let rank: u32 = value.parse().ok()?;
-            let slots = status.slots.len() as u32;
-            let node = status
-                .ranks
-                .filter(|ranks| rank < *ranks && slots > 0)
-                .map(|ranks| stanchion_format::layout::block_slot(rank, ranks, slots).0);
-            Some(json!({"rank": rank, "pid": p.pid, "node": node}))
+            let value = RANK_VARIABLES
+                .iter()
+                .find_map(|name| crate::procs::environment_value(p.pid, name))?;
+            Some((value.parse().ok()?, p.pid, p.ppid))
         })
         .collect();
-    json!(list)
+    let wrappers: std::collections::BTreeSet<(u32, i32)> =
+        ranks.iter().map(|(rank, _, parent)| (*rank, *parent)).collect();
+    ranks.retain(|(rank, pid, _)| !wrappers.contains(&(*rank, *pid)));
+    ranks.sort_unstable();
+    ranks.into_iter().map(|(rank, pid, _)| (rank, pid)).collect()
 }

@@ -18,9 +18,10 @@ use stanchion_core::api::{ControllerAction, ControllerEvent, Notice, Outcome};
 use stanchion_core::controller::{ControllerConfig, Status};
 use stanchion_format::ids::AgentId;
 use stanchion_format::index::HaltFile;
+use stanchion_format::layout::block_slot;
 use stanchion_format::peer::{Cause, Severity, Trouble};
 use stanchion_io::prefix::Prefix;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -38,6 +39,7 @@ pub struct Driver<'a> {
     app: App,
     agents: Agents,
     reporter: &'a mut Reporter,
+    child: Signal,
     signals: Signals,
     /// What the controller does not know yet.
     news: VecDeque<ControllerEvent>,
@@ -52,8 +54,8 @@ pub struct Driver<'a> {
     limit: Duration,
 }
 
+/// Those that ask for the end.
 struct Signals {
-    child: Signal,
     int: Signal,
     term: Signal,
     hup: Signal,
@@ -62,7 +64,6 @@ struct Signals {
 impl Signals {
     fn new() -> std::io::Result<Signals> {
         Ok(Signals {
-            child: signal(SignalKind::child())?,
             int: signal(SignalKind::interrupt())?,
             term: signal(SignalKind::terminate())?,
             hup: signal(SignalKind::hangup())?,
@@ -111,6 +112,7 @@ impl<'a> Driver<'a> {
             app,
             agents: Agents::default(),
             reporter,
+            child: signal(SignalKind::child()).context("signals")?,
             signals: Signals::new().context("signals")?,
             news: VecDeque::new(),
             stop_wanted: false,
@@ -136,7 +138,12 @@ impl<'a> Driver<'a> {
     }
 
     /// Drives the controller to its end.
-    pub async fn lead(&mut self, secret: [u8; 32], prefix: Arc<Prefix>, halt: HaltFile) -> Result<Ended, Failed> {
+    pub async fn lead(
+        &mut self,
+        secret: [u8; 32],
+        prefix: Arc<Prefix>,
+        halt: HaltFile,
+    ) -> Result<Ended, Failed> {
         let (status, status_seen) = watch::channel(Status::default());
         let config = LeadConfig {
             core: self.core.clone(),
@@ -146,12 +153,16 @@ impl<'a> Driver<'a> {
             role: "run",
             status,
         };
-        let socket = control::bind(&self.dir.socket()).context("the status socket").or_exit(Exit::Storage)?;
+        let socket = control::bind(&self.dir.socket())
+            .context("the status socket")
+            .or_exit(Exit::Storage)?;
         let (facts, began) = (self.facts.clone(), Instant::now());
-        let serving = tokio::spawn(control::serve(socket, move || answer(&status_seen, &facts, began)));
+        let serving =
+            tokio::spawn(control::serve(socket, move || answer(&status_seen, &facts, began)));
         let (tell_halt, mut halts) = mpsc::unbounded_channel();
         self.tell_halt(&halt);
-        lease::watch_halt(prefix, halt, tell_halt).context("the thread that looks for wishes to halt")?;
+        lease::watch_halt(prefix, halt, tell_halt)
+            .context("the thread that looks for wishes to halt")?;
         let (actions_in, mut actions) = mpsc::channel(QUEUE);
         let (events, events_out) = mpsc::channel(QUEUE);
         let led = lead(config, actions_in, events_out);
@@ -161,7 +172,7 @@ impl<'a> Driver<'a> {
             let woken = tokio::select! {
                 // In this order: a dead child before what follows from it.
                 biased;
-                _ = self.signals.child.recv() => Woken::Child,
+                _ = self.child.recv() => Woken::Child,
                 () = self.signals.end() => Woken::Interrupted,
                 Some(action) = actions.recv() => Woken::Action(action),
                 permit = events.reserve(), if !self.news.is_empty() => {
@@ -221,7 +232,9 @@ impl<'a> Driver<'a> {
                 }
             }
             // The lead does these itself, and gives the outcome.
-            ControllerAction::Send { .. } | ControllerAction::ReadIndex | ControllerAction::Exit(_) => {}
+            ControllerAction::Send { .. }
+            | ControllerAction::ReadIndex
+            | ControllerAction::Exit(_) => {}
         }
         self.note_facts();
     }
@@ -241,7 +254,9 @@ impl<'a> Driver<'a> {
             Stop::No | Stop::Under => return,
             Stop::Done => {}
             Stop::Stuck(pids) => {
-                let text = format!("processes {pids:?} of the application do not end, not even by SIGKILL");
+                let text = format!(
+                    "processes {pids:?} of the application do not end, not even by SIGKILL"
+                );
                 self.reporter.own(Severity::Error, "stuck", json!({"pids": pids}), text);
             }
         }
@@ -260,6 +275,12 @@ impl<'a> Driver<'a> {
             .iter()
             .filter_map(|id| Some(self.agents.get(*id)?.socket().to_string_lossy().into_owned()))
             .collect();
+        // A lost node's memory is lost with it; nobody writes there any more.
+        let dead =
+            self.agents.0.iter().filter(|a| !a.alive).map(|a| a.cache.clone()).collect::<Vec<_>>();
+        std::thread::spawn(move || {
+            dead.iter().for_each(|cache| drop(std::fs::remove_dir_all(cache)))
+        });
         match self.app.launch(&[("STANCHION_NODES".to_owned(), sockets.join(":"))]) {
             Ok(()) => self.reporter.launched(),
             Err(e) => {
@@ -291,7 +312,8 @@ impl<'a> Driver<'a> {
             self.reporter.own(Severity::Warn, "killed", json!({}), text);
             return true;
         }
-        let text = "interrupted: ending the application and flushing; once more to kill everything".to_owned();
+        let text = "interrupted: ending the application and flushing; once more to kill everything"
+            .to_owned();
         self.reporter.own(Severity::Warn, "interrupt", json!({}), text);
         self.news.push_back(ControllerEvent::Interrupt);
         false
@@ -336,22 +358,35 @@ impl<'a> Driver<'a> {
             self.reap();
             let stop = self.app.check(&self.agents.pids(), self.grace, self.limit);
             if let Stop::Stuck(pids) = &stop {
-                crate::out::say(&format!("warning: processes {pids:?} of the application do not end"));
+                crate::out::say(&format!(
+                    "warning: processes {pids:?} of the application do not end"
+                ));
             }
             let late = begin.elapsed() >= self.limit;
-            if !self.app.is_stopping() && (self.agents.pids().is_empty() || begin.elapsed() >= 2 * self.limit) {
+            if !self.app.is_stopping()
+                && (self.agents.pids().is_empty() || begin.elapsed() >= 2 * self.limit)
+            {
                 return;
             }
             if late && !std::mem::replace(&mut killed, true) {
-                for id in self.agents.0.iter().filter(|a| a.alive).map(|a| a.id).collect::<Vec<_>>() {
+                for id in self.agents.0.iter().filter(|a| a.alive).map(|a| a.id).collect::<Vec<_>>()
+                {
                     let t = Trouble::new(Cause::Timeout).agent(id);
-                    let text = format!("agent {id} did not leave within {} ms: killed", self.limit.as_millis());
-                    self.reporter.own(Severity::Warn, "agent_killed", crate::words::trouble(&t), text);
+                    let text = format!(
+                        "agent {id} did not leave within {} ms: killed",
+                        self.limit.as_millis()
+                    );
+                    self.reporter.own(
+                        Severity::Warn,
+                        "agent_killed",
+                        crate::words::trouble(&t),
+                        text,
+                    );
                 }
                 self.agents.kill_all();
             }
             tokio::select! {
-                _ = self.signals.child.recv() => {}
+                _ = self.child.recv() => {}
                 () = self.signals.end() => {
                     self.app.kill(&self.agents.pids());
                     self.agents.kill_all();
@@ -398,14 +433,26 @@ fn answer(status: &watch::Receiver<Status>, facts: &Mutex<Value>, began: Instant
         into.extend(more);
     }
     value["uptime_ms"] = (began.elapsed().as_millis() as u64).into();
-    let mut nodes = std::collections::BTreeMap::new();
+    let mut nodes = BTreeMap::new();
     for (slot, agent, _) in &known.slots {
         nodes.insert(agent.0, slot.0);
     }
+    let living = value["agents"].as_array().into_iter().flatten().filter(|a| a["alive"] == true);
+    let living = living.filter_map(|a| i32::try_from(a["pid"].as_i64()?).ok()).collect();
+    let slots = known.slots.len() as u32;
+    let mut of_slot: BTreeMap<u32, Vec<Value>> = BTreeMap::new();
+    for (rank, pid) in control::ranks(&living) {
+        // Which node a rank is on is known as soon as all have come.
+        if let Some(ranks) = known.ranks.filter(|ranks| rank < *ranks && slots > 0) {
+            let slot = block_slot(rank, ranks, slots);
+            of_slot.entry(slot.0).or_default().push(json!({"rank": rank, "pid": pid}));
+        }
+    }
     for agent in value["agents"].as_array_mut().into_iter().flatten() {
         let id = agent["id"].as_u64().and_then(|id| u32::try_from(id).ok());
-        agent["node"] = id.and_then(|id| nodes.get(&id)).copied().into();
+        let node = id.and_then(|id| nodes.get(&id)).copied();
+        agent["node"] = node.into();
+        agent["ranks"] = node.and_then(|n| of_slot.remove(&n)).unwrap_or_default().into();
     }
-    value["rank_processes"] = control::ranks(&known, &value["agents"]);
     value
 }

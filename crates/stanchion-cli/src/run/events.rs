@@ -55,11 +55,6 @@ impl Reporter {
         Reporter { teller: Teller::default(), started, verbose, json, spent: Spent::default() }
     }
 
-    /// Since the start of the run.
-    pub fn elapsed(&self) -> Duration {
-        self.started.elapsed()
-    }
-
     /// What the controller says.
     pub fn notice(&mut self, severity: Severity, notice: &Notice) {
         let said = self.teller.tell(notice);
@@ -153,7 +148,9 @@ impl Reporter {
         }
         let severity = match outcome {
             Outcome::Success { flush_trouble: None } | Outcome::Halted => Severity::Info,
-            Outcome::Success { .. } | Outcome::Interrupted | Outcome::WoundDown { .. } => Severity::Warn,
+            Outcome::Success { .. } | Outcome::Interrupted | Outcome::WoundDown { .. } => {
+                Severity::Warn
+            }
             _ => Severity::Error,
         };
         self.say(severity, &said);

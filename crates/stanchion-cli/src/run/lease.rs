@@ -57,13 +57,21 @@ pub fn take(prefix: &Prefix, base: &Path, wait: Duration) -> Result<Epoch, Faile
         }
         if !said {
             let longest = out::millis(wait.as_millis() as u64);
-            out::say(&format!("{user} uses the prefix; waiting for it to leave, at most {longest}"));
+            out::say(&format!(
+                "{user} uses the prefix; waiting for it to leave, at most {longest}"
+            ));
             said = true;
         }
         std::thread::sleep(RETRY.min(wait));
     }
     let epoch = prefix.take_epoch().map_err(unusable)?;
-    let ours = LeaseFile { epoch, host: host(), pid: std::process::id(), unix_s: out::unix_s(), role: "run".into() };
+    let ours = LeaseFile {
+        epoch,
+        host: host(),
+        pid: std::process::id(),
+        unix_s: out::unix_s(),
+        role: "run".into(),
+    };
     prefix.write_lease(&ours).map_err(unusable)?;
     Ok(epoch)
 }
@@ -77,7 +85,10 @@ fn turn(prefix: &Prefix, begin: Instant, wait: Duration) -> Result<Option<File>,
             Ok(()) => return Ok(Some(file)),
             Err(TryLockError::Error(_)) => return Ok(None),
             Err(TryLockError::WouldBlock) if begin.elapsed() >= wait => {
-                let text = format!("another run is just starting with the prefix {}", prefix.root().display());
+                let text = format!(
+                    "another run is just starting with the prefix {}",
+                    prefix.root().display()
+                );
                 return Err(Failed::new(Exit::PrefixInUse, anyhow!(text)));
             }
             Err(TryLockError::WouldBlock) => std::thread::sleep(RETRY.min(wait)),
@@ -89,7 +100,8 @@ fn turn(prefix: &Prefix, begin: Instant, wait: Duration) -> Result<Option<File>,
 fn user(root: &Path, base: &Path, seen: Option<&(LeaseFile, Instant)>) -> Option<String> {
     // Of our own jobs on this machine we know for certain.
     let jobs = jobdir::all(base);
-    let here = jobs.iter().find(|f| f.alive() && f.info.as_ref().is_some_and(|info| info.prefix == root));
+    let here =
+        jobs.iter().find(|f| f.alive() && f.info.as_ref().is_some_and(|info| info.prefix == root));
     if let Some(found) = here {
         let name = found.info.as_ref().map_or("?", |info| info.name.as_str());
         let name = stanchion_format::config::Shown::new(name);

@@ -13,7 +13,6 @@ use crate::exit::{Exit, Failed, OrExit, of_outcome};
 use crate::jobdir::{self, JobDir, JobInfo};
 use crate::settings::{self, Gathered};
 use crate::{out, prefix as tools};
-use agents::Agents;
 use anyhow::{Context, anyhow};
 use app::App;
 use events::Reporter;
@@ -57,7 +56,8 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failed> {
     let halt = prefix.read_halt().map_err(|t| tools::unusable(&plan.root, &t))?.unwrap_or_default();
     if halted_already(&halt) {
         let wish = tools::halt_words(&halt).unwrap_or_default();
-        let text = format!("the prefix has a wish to halt {wish}; `stanchion halt --unset` withdraws it");
+        let text =
+            format!("the prefix has a wish to halt {wish}; `stanchion halt --unset` withdraws it");
         return Err(Failed::new(Exit::Halted, anyhow!(text)));
     }
     let swept = jobdir::sweep(&plan.base);
@@ -175,13 +175,18 @@ fn with_epoch(
         started_unix_s: out::unix_s(),
     };
     let cache_dir = PathBuf::from(plan.settings.text("cache_dir"));
-    let cache_dir = std::path::absolute(&cache_dir).context("the cache directory").or_exit(Exit::Storage)?;
+    let cache_dir =
+        std::path::absolute(&cache_dir).context("the cache directory").or_exit(Exit::Storage)?;
     let dir = JobDir::create(&plan.base, &cache_dir, info)?;
     reporter.own(
         Severity::Debug,
         "job",
         json!({"dir": dir.path(), "job": job.0, "epoch": epoch.0, "prefix": plan.root}),
-        format!("job directory {}, prefix {}, epoch {epoch}", dir.path().display(), plan.root.display()),
+        format!(
+            "job directory {}, prefix {}, epoch {epoch}",
+            dir.path().display(),
+            plan.root.display()
+        ),
     );
     let settings = plan.settings.clone();
     let core = ControllerConfig {
@@ -192,7 +197,7 @@ fn with_epoch(
         settings,
         purpose: Purpose::Run,
         from_scratch: args.from_scratch,
-        bugs: Bugs::none(),
+        bugs: Bugs::default(),
     };
     let app = App::new(plan.program.clone(), args.command.clone(), environment(plan, &dir));
     let result = in_runtime(&dir, core, app, reporter, prefix, halt);
@@ -228,7 +233,8 @@ fn in_runtime(
     halt: HaltFile,
 ) -> Result<Ended, Failed> {
     // Descendants of the application that lose their parent become our children.
-    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).context("becoming a subreaper")?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .context("becoming a subreaper")?;
     let secret = secret()?;
     let options = Options {
         secret,

@@ -105,6 +105,7 @@ impl Agent {
         let me = self.cfg.id;
         let Some(view) = &self.view else { return };
         let agents = view.plan.agents.clone();
+        let (nodes, settings) = (view.plan.slots.len() as u32, view.settings.clone());
         let mut lower_lives = false;
         for agent in agents.iter().map(|a| a.id).filter(|a| *a < me) {
             let looks = self.orphan.looks.entry(agent).or_insert(0);
@@ -120,7 +121,7 @@ impl Agent {
         }
         self.orphan.leading = Some(now);
         self.log(Severity::Warn, "no runner: this agent leads the wind-down".into());
-        self.out.push(AgentAction::Lead { agents });
+        self.out.push(AgentAction::Lead { agents, nodes, settings });
     }
 
     pub(super) fn ranks_present(&self) -> bool {

@@ -244,7 +244,10 @@ impl State {
 
     /// The directory that `path` is in, and its name there.
     fn place(&self, path: &Path) -> Result<(u64, OsString)> {
-        let name = path.file_name().ok_or(Errno::INVAL)?;
+        if !path.components().all(|c| matches!(c, Component::Normal(_))) {
+            return Err(Errno::INVAL);
+        }
+        let name = path.file_name().ok_or(Errno::ISDIR)?;
         let dir = self.find(path.parent().unwrap_or(Path::new("")))?;
         if self.inodes[&dir].data.is_some() {
             return Err(Errno::NOTDIR);
@@ -363,11 +366,7 @@ impl Fs for FaultyFs {
     fn open(&self, path: &Path, how: How) -> Result<Box<dyn Handle>> {
         let mut s = self.state();
         s.whole(how != How::Read && how != How::Write)?;
-        let (dir, name) = if path.file_name().is_some() {
-            s.place(path)?
-        } else {
-            return Err(Errno::ISDIR);
-        };
+        let (dir, name) = s.place(path)?;
         let ino = match (s.there(dir, &name), how) {
             (Some(_), How::CreateNew(_)) => return Err(Errno::EXIST),
             (Some(ino), _) => {

@@ -53,7 +53,11 @@ pub fn files(no: u64, name: impl Fn(u32) -> String) -> Vec<Rank> {
     let mut out = Vec::new();
     for rank in 0..RANKS {
         let size = sizes[rank as usize % sizes.len()];
-        out.push(Rank { rank, path: name(rank), data: bytes(no * 100 + u64::from(rank), size + 3000) });
+        out.push(Rank {
+            rank,
+            path: name(rank),
+            data: bytes(no * 100 + u64::from(rank), size + 3000),
+        });
         out.push(Rank {
             rank,
             path: format!("extra/{no}/r{rank}.log"),
@@ -217,4 +221,27 @@ pub fn assert_index_true(prefix: &Prefix, context: &str) -> Vec<u64> {
         assert!(wrong.is_empty(), "{context}: {} is vouched for: {wrong:?}", rec.info.key);
     }
     records.iter().map(|r| r.info.key.no.0).collect()
+}
+
+/// A real tmpfs of 64 KiB, where the user may mount one; gone with the value.
+pub struct SmallDevice(pub tempfile::TempDir);
+
+impl SmallDevice {
+    pub fn new() -> Option<SmallDevice> {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        match rustix::mount::mount("none", dir.path(), "tmpfs", flags, Some(c"size=64k")) {
+            Ok(()) => Some(SmallDevice(dir)),
+            Err(e) => {
+                eprintln!("skipped: this user may not mount: {e}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for SmallDevice {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
+    }
 }

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Every function of stanchion.h, against the agent of tests/c_api.rs. C11 and C++17.
+ *
+ *   native life      a job from start to end
+ *   native abuse     arguments that must be refused
+ *   native fork      a child with its parent's context
+ *   native dead      an agent that closes after the second question
+ *   native nobody    no agent at all
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "stanchion.h"
+
+static stn_ctx *ctx;
+
+#define EXPECT(condition)                                                                    \
+  do {                                                                                       \
+    if (!(condition)) {                                                                      \
+      char text_[512] = "";                                                                  \
+      stn_error_text(ctx, text_, sizeof text_);                                              \
+      fprintf(stderr, "line %d: %s; last error: %s\n", __LINE__, #condition, text_);         \
+      exit(1);                                                                               \
+    }                                                                                        \
+  } while (0)
+
+#define TEXT(s) s, strlen(s)
+
+static void join(void)
+{
+  stn_options options = STN_OPTIONS_INIT;
+  const char *settings = "# ours\nflush_every = 3\nset_size = 4\n";
+  options.rank = 0;
+  options.ranks = 1;
+  options.settings = settings;
+  options.settings_len = strlen(settings);
+  EXPECT(stn_init(&options, &ctx) == STN_OK);
+  EXPECT(stn_error_text(ctx, NULL, 0) == 0);
+}
+
+static void put(const char *file, const char *bytes)
+{
+  char path[1024];
+  EXPECT(stn_route(ctx, TEXT(file), path, sizeof path) == STN_OK);
+  FILE *f = fopen(path, "w");
+  EXPECT(f != NULL && fputs(bytes, f) >= 0 && fclose(f) == 0);
+}
+
+static void *barriers(void *count)
+{
+  for (int i = 0; i < 50; i++) {
+    if (stn_barrier(ctx) == STN_OK) {
+      ++*(int *)count;
+    }
+  }
+  return NULL;
+}
+
+static void threads(void)
+{
+  pthread_t thread[4];
+  int count[4] = {0, 0, 0, 0};
+  for (int i = 0; i < 4; i++) {
+    EXPECT(pthread_create(&thread[i], NULL, barriers, &count[i]) == 0);
+  }
+  for (int i = 0; i < 4; i++) {
+    EXPECT(pthread_join(thread[i], NULL) == 0 && count[i] == 50);
+  }
+}
+
+static void life(void)
+{
+  char name[STN_NAME_SIZE], value[64];
+  uint64_t no = 9, again = 9;
+  int flag = 9;
+  join();
+  EXPECT(stn_have_restart(ctx, &flag, name, sizeof name, &no) == STN_OK);
+  EXPECT(flag == 0 && name[0] == '\0' && no == 0);
+  EXPECT(stn_start_restart(ctx, NULL, 0, NULL) == STN_ERR_STATE);
+  EXPECT(stn_need_checkpoint(ctx, &flag) == STN_OK && flag == 1);
+  EXPECT(stn_begin(ctx, TEXT("one"), STN_FLAG_CHECKPOINT | STN_FLAG_OUTPUT, &no) == STN_OK);
+  EXPECT(no == 1);
+  put("a/f", "one");
+  put("b/f", "two");
+  EXPECT(stn_complete(ctx, 1) == STN_OK);
+  EXPECT(stn_wait(ctx, no, STN_LEVEL_PROTECTED, 1000) == STN_OK);
+  EXPECT(stn_wait(ctx, 77, STN_LEVEL_PERSISTENT, 1000) == STN_ERR_NOTFOUND);
+  EXPECT(stn_begin(ctx, NULL, 0, STN_FLAG_CHECKPOINT, NULL) == STN_OK);
+  EXPECT(stn_complete(ctx, 0) == STN_ERR_DROPPED);
+  EXPECT(stn_have_restart(ctx, &flag, NULL, 0, NULL) == STN_OK && flag == 1);
+  EXPECT(stn_start_restart(ctx, name, sizeof name, &again) == STN_OK);
+  EXPECT(again == no && strcmp(name, "one") == 0);
+  char path[1024];
+  EXPECT(stn_route(ctx, TEXT("b/f"), path, sizeof path) == STN_OK && access(path, R_OK) == 0);
+  EXPECT(stn_route(ctx, TEXT("c/f"), path, sizeof path) == STN_ERR_NOTFOUND && path[0] == '\0');
+  EXPECT(stn_complete_restart(ctx, 1) == STN_OK);
+  EXPECT(stn_config_get(ctx, TEXT("flush_every"), value, sizeof value) == STN_OK);
+  EXPECT(strcmp(value, "3") == 0);
+  EXPECT(stn_config_set(ctx, TEXT("flush_every"), TEXT("5")) == STN_OK);
+  EXPECT(stn_config_get(ctx, TEXT("flush_every"), value, sizeof value) == STN_OK);
+  EXPECT(strcmp(value, "5") == 0);
+  EXPECT(stn_config_set(ctx, TEXT("flush_every"), NULL, 0) == STN_OK);
+  EXPECT(stn_current(ctx, TEXT("one")) == STN_OK);
+  EXPECT(stn_current(ctx, TEXT("no")) == STN_ERR_NOTFOUND);
+  EXPECT(stn_drop(ctx, TEXT("one")) == STN_OK);
+  EXPECT(stn_delete(ctx, TEXT("one")) == STN_ERR_NOTFOUND);
+  EXPECT(stn_should_exit(ctx, &flag) == STN_OK && flag == 0);
+  threads();
+  EXPECT(stn_finalize(ctx) == STN_OK);
+  EXPECT(stn_finalize(ctx) == STN_ERR_STATE);
+  stn_free(ctx);
+}
+
+static void abuse(void)
+{
+  char path[1024], small[8], *longest = (char *)malloc(5000);
+  int flag = 9;
+  memset(longest, 'x', 5000);
+  EXPECT(stn_init(NULL, NULL) == STN_ERR_INVALID);
+  EXPECT(stn_barrier(NULL) == STN_ERR_INVALID);
+  EXPECT(stn_complete(NULL, 1) == STN_ERR_INVALID);
+  stn_free(NULL);
+  EXPECT(stn_error_text(NULL, small, sizeof small) == 0 && small[0] == '\0');
+
+  stn_options options = STN_OPTIONS_INIT;
+  options.rank = 3;
+  options.ranks = 3;
+  EXPECT(stn_init(&options, &ctx) == STN_ERR_INVALID);
+  EXPECT(stn_error_text(ctx, small, sizeof small) > sizeof small);
+  EXPECT(strlen(small) == sizeof small - 1);
+  EXPECT(stn_barrier(ctx) == STN_ERR_AGENT);
+  stn_free(ctx);
+  options.settings = "flush_every = often";
+  options.settings_len = strlen(options.settings);
+  options.rank = options.ranks = -1;
+  EXPECT(stn_init(&options, &ctx) == STN_ERR_INVALID);
+  stn_free(ctx);
+
+  join();
+  EXPECT(stn_need_checkpoint(ctx, NULL) == STN_ERR_INVALID);
+  EXPECT(stn_have_restart(ctx, NULL, NULL, 0, NULL) == STN_ERR_INVALID);
+  EXPECT(stn_have_restart(ctx, &flag, small, sizeof small, NULL) == STN_ERR_INVALID && flag == 0);
+  EXPECT(stn_begin(ctx, NULL, 4, 1, NULL) == STN_ERR_INVALID);
+  EXPECT(stn_begin(ctx, longest, 5000, 1, NULL) == STN_ERR_INVALID);
+  EXPECT(stn_begin(ctx, longest, SIZE_MAX, 1, NULL) == STN_ERR_INVALID);
+  EXPECT(stn_begin(ctx, TEXT("a\nb"), 1, NULL) == STN_ERR_INVALID);
+  EXPECT(stn_begin(ctx, TEXT(".."), 1, NULL) == STN_ERR_INVALID);
+  EXPECT(stn_begin(ctx, "a\0b", 3, 1, NULL) == STN_ERR_INVALID);
+  EXPECT(stn_begin(ctx, TEXT("\xff\xfe"), 1, NULL) == STN_ERR_INVALID);
+  EXPECT(stn_begin(ctx, TEXT("d"), 64, NULL) == STN_ERR_INVALID);
+  EXPECT(stn_complete(ctx, 1) == STN_ERR_STATE);
+  EXPECT(stn_begin(ctx, TEXT("d"), STN_FLAG_CHECKPOINT, NULL) == STN_OK);
+  EXPECT(stn_route(ctx, TEXT("../f"), path, sizeof path) == STN_ERR_INVALID);
+  EXPECT(stn_route(ctx, TEXT("f"), NULL, 0) == STN_ERR_INVALID);
+  EXPECT(stn_route(ctx, TEXT("f"), small, sizeof small) == STN_ERR_INVALID && small[0] == '\0');
+  EXPECT(stn_route(ctx, TEXT("f"), path, 0) == STN_ERR_INVALID);
+  EXPECT(stn_route(ctx, longest, 5000, path, sizeof path) == STN_ERR_INVALID);
+  EXPECT(stn_wait(ctx, 1, 3, 10) == STN_ERR_INVALID);
+  EXPECT(stn_config_set(ctx, TEXT("nonsense"), TEXT("1")) == STN_ERR_NOTFOUND);
+  EXPECT(stn_config_set(ctx, TEXT("flush_every"), TEXT("x")) == STN_ERR_INVALID);
+  EXPECT(stn_config_set(ctx, TEXT("prefix"), TEXT("/x")) == STN_ERR_INVALID);
+  EXPECT(stn_config_get(ctx, TEXT("cache_dir"), small, 0) == STN_ERR_INVALID);
+  /* Nothing of all that became part of the dataset. */
+  EXPECT(stn_complete(ctx, 1) == STN_OK);
+  EXPECT(stn_finalize(ctx) == STN_OK);
+  stn_free(ctx);
+  free(longest);
+}
+
+static void fork_(void)
+{
+  join();
+  pid_t child = fork();
+  EXPECT(child >= 0);
+  if (child == 0) {
+    char text[256] = "";
+    int good = stn_barrier(ctx) == STN_ERR_STATE && stn_error_text(ctx, text, sizeof text) > 0 &&
+               strstr(text, "child") != NULL;
+    stn_free(ctx);
+    _exit(good ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT(waitpid(child, &status, 0) == child && status == 0);
+  EXPECT(stn_barrier(ctx) == STN_OK);
+  EXPECT(stn_finalize(ctx) == STN_OK);
+  stn_free(ctx);
+}
+
+/* SIGPIPE has its default action here: it would end the program. */
+static void dead(void)
+{
+  join();
+  EXPECT(stn_barrier(ctx) == STN_OK);
+  for (int i = 0; i < 3; i++) {
+    EXPECT(stn_barrier(ctx) == STN_ERR_AGENT);
+  }
+  stn_free(ctx);
+}
+
+static void nobody(void)
+{
+  char text[256] = "";
+  EXPECT(stn_init(NULL, &ctx) == STN_ERR_AGENT && ctx != NULL);
+  EXPECT(stn_error_text(ctx, text, sizeof text) == strlen(text));
+  EXPECT(strcmp(text, "no agent: start the program with `stanchion run`") == 0);
+  stn_free(ctx);
+}
+
+int main(int argc, char **argv)
+{
+  const char *what = argc > 1 ? argv[1] : "";
+  EXPECT(stn_version() != NULL && stn_version()[0] != '\0');
+  if (strcmp(what, "life") == 0) {
+    life();
+  } else if (strcmp(what, "abuse") == 0) {
+    abuse();
+  } else if (strcmp(what, "fork") == 0) {
+    fork_();
+  } else if (strcmp(what, "dead") == 0) {
+    dead();
+  } else if (strcmp(what, "nobody") == 0) {
+    nobody();
+  } else {
+    return 2;
+  }
+  return 0;
+}

@@ -1,0 +1,463 @@
+//! Who knows what was promised (docs/failure-model.md) and looks after every step whether it is kept.
+
+use crate::app::State;
+use crate::world::{CtrlId, World};
+use stanchion_core::api::{AgentAction, ControllerAction, Outcome};
+use stanchion_format::client::{Answer, FLAG_CHECKPOINT};
+use stanchion_format::ids::{AgentId, Epoch, Incarnation, Key, Level, PeerId, RankId, SlotId};
+use stanchion_format::layout::Scheme;
+use stanchion_format::peer::{DatasetInfo, Msg, Plan, Record, Report};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A file as a rank wrote it.
+#[derive(Clone, Debug)]
+pub struct Piece {
+    /// Who.
+    pub rank: RankId,
+    /// Where, below the prefix.
+    pub path: String,
+    /// What.
+    pub bytes: Vec<u8>,
+}
+
+/// What ranks really wrote.
+#[derive(Clone, Debug, Default)]
+pub struct Truth {
+    /// After which step.
+    pub step: u64,
+    /// What they had computed.
+    pub value: u64,
+    /// Files.
+    pub files: BTreeMap<RankId, BTreeMap<String, Vec<u8>>>,
+    /// What each rank said at complete.
+    pub said: BTreeMap<RankId, bool>,
+}
+
+/// What was promised of a dataset.
+#[derive(Clone, Debug)]
+pub struct Promise {
+    /// Its certificate.
+    pub info: DatasetInfo,
+    /// The run that wrote it.
+    pub run: u32,
+    /// `cached` was said, and the caches are not evicted.
+    pub cached: bool,
+    /// `protected` was said, and the caches are not evicted.
+    pub protected: bool,
+    /// `persistent` was said.
+    pub persistent: bool,
+    /// Slots whose nodes were lost since it was protected last.
+    pub lost: BTreeSet<SlotId>,
+    /// Slots whose bytes in the cache were damaged.
+    pub rotten: BTreeSet<SlotId>,
+    /// Its bytes in the prefix were damaged.
+    pub prefix_rot: bool,
+    /// A rank rejected it.
+    pub rejected: bool,
+    /// The job went on from an older one.
+    pub dead: bool,
+    /// The incarnations in which `protected` was said.
+    pub protected_in: BTreeSet<Incarnation>,
+}
+
+/// The judge's memory.
+#[derive(Debug, Default)]
+pub struct Judge {
+    /// By key.
+    pub truth: BTreeMap<Key, Truth>,
+    /// By key.
+    pub promises: BTreeMap<Key, Promise>,
+    /// Keys for which a commit record was issued.
+    pub certified: BTreeSet<Key>,
+    dropped: BTreeSet<Key>,
+    stored: BTreeMap<(Incarnation, AgentId), u64>,
+    announced: BTreeMap<Incarnation, u64>,
+    pub(crate) plan: Option<Plan>,
+    plans: BTreeSet<Incarnation>,
+    epochs: BTreeMap<AgentId, Epoch>,
+    answers: BTreeMap<(usize, u64), (usize, String)>,
+    pub(crate) lost: BTreeSet<AgentId>,
+    /// The index could not be read since the last decision.
+    pub index_failed: bool,
+    /// The runner of this run was killed.
+    pub runner_killed: bool,
+    /// The application reached its end and the runner said so.
+    pub finished: bool,
+    /// The application ended by itself, with success.
+    pub app_succeeded: bool,
+    /// A full device or a failing prefix stood in the way of what was promised.
+    pub excused: bool,
+    /// Outcomes of controllers, for statistics.
+    pub outcomes: Vec<Outcome>,
+    /// Restarts that were decided: the dataset, or none.
+    pub restarts: Vec<Option<Key>>,
+}
+
+impl Promise {
+    /// Are the losses within the scheme?
+    pub fn within(&self) -> bool {
+        let gone: BTreeSet<SlotId> = self.lost.union(&self.rotten).copied().collect();
+        let sets = &self.info.sets;
+        gone.iter().all(|slot| {
+            let members = sets.members(*slot);
+            match sets.scheme {
+                Scheme::Single => false,
+                _ if members.len() < 2 => false,
+                Scheme::Partner => {
+                    let place = members.iter().position(|m| m == slot).unwrap_or(0);
+                    !gone.contains(&members[(place + 1) % members.len()])
+                }
+                Scheme::Xor => members.iter().filter(|m| gone.contains(m)).count() == 1,
+            }
+        })
+    }
+
+    fn in_caches(&self) -> bool {
+        let unharmed = self.lost.is_empty() && self.rotten.is_empty();
+        (self.cached && unharmed) || (self.protected && self.within())
+    }
+
+    fn checkpoint(&self) -> bool {
+        self.info.flags & FLAG_CHECKPOINT != 0
+    }
+}
+
+impl Judge {
+    /// A rank wrote a file.
+    pub fn wrote(&mut self, key: Key, piece: Piece) {
+        let truth = self.truth.entry(key).or_default();
+        truth.files.entry(piece.rank).or_default().insert(piece.path, piece.bytes);
+    }
+}
+
+impl World {
+    /// A rank is about to say complete.
+    pub(crate) fn judge_wrote(&mut self, key: Key, rank: RankId, step: u64, value: u64, ok: bool) {
+        let truth = self.judge.truth.entry(key).or_default();
+        let first = truth.said.is_empty();
+        let twice = truth.said.insert(rank, ok).is_some();
+        if first {
+            (truth.step, truth.value) = (step, value);
+        }
+        let mixed = (truth.step, truth.value) != (step, value);
+        if twice || mixed {
+            let what = if twice { "written twice" } else { "written in different steps" };
+            self.violate("FM-S1", format!("dataset {key} is {what} (rank {rank})"));
+        }
+    }
+
+    /// Is the dataset persistent, as far as the prefix itself knows?
+    fn in_prefix(&self, key: Key, p: &Promise) -> bool {
+        p.persistent && !p.prefix_rot && self.prefix.index.contains_key(&key)
+    }
+
+    /// The newest checkpoint that a job must be able to go on from.
+    pub fn expected(&self, with_prefix: bool) -> Option<Key> {
+        let fetch = with_prefix && self.sc.settings.flag("fetch");
+        self.judge
+            .promises
+            .iter()
+            .rev()
+            .filter(|(_, p)| p.checkpoint() && !p.rejected && !p.dead)
+            .find(|(key, p)| p.in_caches() || (fetch && self.in_prefix(**key, p)))
+            .map(|(key, _)| *key)
+    }
+
+    /// An agent is lost: what only its node held is gone.
+    pub(crate) fn judge_loss(&mut self, id: AgentId) {
+        if !self.judge.lost.insert(id) {
+            return;
+        }
+        let Some(plan) = &self.judge.plan else { return };
+        let slots: Vec<SlotId> =
+            (0..).zip(&plan.slots).filter(|(_, a)| **a == id).map(|(s, _)| SlotId(s)).collect();
+        for p in self.judge.promises.values_mut() {
+            p.lost.extend(slots.iter().copied());
+        }
+    }
+
+    /// Looks at what an agent does before it is done.
+    pub(crate) fn judge_agent_action(&mut self, id: AgentId, action: &AgentAction, leaves: bool) {
+        match action {
+            AgentAction::Evict(keys) if !leaves => self.judge_evict(id, keys),
+            AgentAction::Send { msg, to } => match &**msg {
+                Msg::Record(inc, _, Record::Commit(info)) => self.judge_certified(*inc, info),
+                Msg::Record(_, _, Record::Drop(key, _)) => self.judge_dropped(*key),
+                Msg::Stored(inc, n) => {
+                    let seen = self.judge.stored.entry((*inc, id)).or_default();
+                    *seen = (*seen).max(*n);
+                }
+                Msg::Announce(inc, n) => self.judge_announce(id, *inc, *n),
+                Msg::Report(inc, _, report) => self.judge_report(*inc, report),
+                Msg::Holdings(h) => self.judge_epoch(id, h.epoch),
+                Msg::Installed(inc) if *to == PeerId::Controller => {
+                    self.judge_epoch(id, inc.epoch);
+                }
+                _ => {}
+            },
+            _ => {}
+        }
+    }
+
+    /// FM-S11: an agent obeys no lower epoch.
+    fn judge_epoch(&mut self, id: AgentId, epoch: Epoch) {
+        let highest = self.judge.epochs.entry(id).or_default();
+        let before = *highest;
+        *highest = before.max(epoch);
+        if epoch < before {
+            let text = format!("agent {id} obeys epoch {epoch} after epoch {before}");
+            self.violate("FM-S11", text);
+        }
+    }
+
+    /// FM-S6: what a job would go on from is not evicted.
+    fn judge_evict(&mut self, id: AgentId, keys: &[Key]) {
+        if self.judge.lost.contains(&id) {
+            return;
+        }
+        let before = self.expected(true);
+        for key in keys {
+            if let Some(p) = self.judge.promises.get_mut(key) {
+                (p.cached, p.protected) = (false, false);
+            }
+        }
+        let after = self.expected(true);
+        if before != after && !self.judge.finished {
+            let text = format!(
+                "agent {id} evicts {keys:?}; the newest safe one was {before:?}, is {after:?}"
+            );
+            self.violate("FM-S6", text);
+        }
+    }
+
+    fn judge_dropped(&mut self, key: Key) {
+        self.judge.dropped.insert(key);
+        if self.judge.certified.contains(&key) {
+            self.violate("FM-S4", format!("dataset {key} is committed and dropped"));
+        }
+    }
+
+    /// FM-S2: a certificate needs every rank's yes and every byte.
+    pub(crate) fn judge_certified(&mut self, inc: Incarnation, info: &DatasetInfo) {
+        if !self.judge.certified.insert(info.key) {
+            return;
+        }
+        let key = info.key;
+        if self.judge.dropped.contains(&key) || key.inc != inc {
+            return self.violate("FM-S4", format!("dataset {key} is dropped and committed"));
+        }
+        if let Err(text) = self.whole(info) {
+            return self.violate("FM-S2", format!("dataset {key} is committed: {text}"));
+        }
+        let lost: BTreeSet<SlotId> = match &self.judge.plan {
+            Some(plan) => (0..)
+                .zip(&plan.slots)
+                .filter(|(_, a)| self.judge.lost.contains(a))
+                .map(|(s, _)| SlotId(s))
+                .collect(),
+            None => BTreeSet::new(),
+        };
+        let promise = Promise {
+            info: info.clone(),
+            run: self.run,
+            cached: false,
+            protected: false,
+            persistent: false,
+            lost,
+            rotten: BTreeSet::new(),
+            prefix_rot: false,
+            rejected: false,
+            dead: false,
+            protected_in: BTreeSet::new(),
+        };
+        self.judge.promises.insert(key, promise);
+    }
+
+    /// FM-L4: announced is only what every agent of the tree has stored.
+    fn judge_announce(&mut self, id: AgentId, inc: Incarnation, n: u64) {
+        let Some(plan) = self.judge.plan.as_ref().filter(|p| p.inc == inc) else { return };
+        if plan.slots.first() != Some(&id) {
+            return;
+        }
+        let seen = self.judge.announced.entry(inc).or_default();
+        if *seen >= n {
+            return;
+        }
+        *seen = n;
+        let members: BTreeSet<AgentId> = plan.slots.iter().copied().collect();
+        let late = members
+            .into_iter()
+            .filter(|a| *a != id)
+            .find(|a| self.judge.stored.get(&(inc, *a)).copied().unwrap_or(0) < n);
+        if let Some(late) = late {
+            let text = format!("record {n} is announced, agent {late} has not stored it");
+            self.violate("FM-L4", text);
+        }
+    }
+
+    fn judge_report(&mut self, inc: Incarnation, report: &Report) {
+        match report {
+            Report::Committed(info, _) => {
+                self.judge_certified(inc, info);
+                if let Some(p) = self.judge.promises.get_mut(&info.key) {
+                    p.cached = true;
+                }
+            }
+            Report::Dropped(key, _) => self.judge_dropped(*key),
+            Report::Level(key, level, _) => self.judge_level(inc, *key, *level),
+            Report::Forgotten(key) => {
+                self.judge.promises.remove(key);
+            }
+            _ => {}
+        }
+    }
+
+    fn judge_level(&mut self, inc: Incarnation, key: Key, level: Level) {
+        let Some(p) = self.judge.promises.get_mut(&key) else {
+            return self.violate("FM-S2", format!("dataset {key} is {level:?} without a commit"));
+        };
+        match level {
+            Level::Cached => p.cached = true,
+            Level::Persistent => {
+                p.persistent = true;
+                if !p.prefix_rot
+                    && !self.prefix.withdrawn.contains(&key)
+                    && let Err(text) = self.prefix.verify(key)
+                {
+                    self.violate("FM-S9", format!("dataset {key} is persistent: {text}"));
+                }
+            }
+            Level::Protected => {
+                if !p.protected_in.insert(inc) {
+                    return;
+                }
+                (p.cached, p.protected) = (true, true);
+                if let Err(text) = self.parity_holds(key) {
+                    return self.violate("FM-S5", format!("dataset {key} is protected: {text}"));
+                }
+                self.forgive(key, inc);
+            }
+        }
+    }
+
+    /// Looks at what a controller does before it is done.
+    pub(crate) fn judge_ctrl_action(&mut self, c: CtrlId, action: &ControllerAction) {
+        if let ControllerAction::Send { msg, .. } = action
+            && let Msg::Install(plan) = &**msg
+            && self.ctrls[&c].epoch.0 == self.prefix.epoch
+            && self.judge.plans.insert(plan.inc)
+        {
+            self.judge_plan(plan);
+        }
+    }
+
+    fn judge_plan(&mut self, plan: &Plan) {
+        let expected = self.expected(!self.judge.index_failed);
+        self.judge.index_failed = false;
+        self.judge.plan = Some(plan.clone());
+        for entry in &plan.ledger {
+            let key = entry.info.key;
+            if !self.judge.certified.contains(&key) {
+                return self
+                    .violate("FM-S4", format!("dataset {key} goes on without a certificate"));
+            }
+        }
+        if !plan.ranks_welcome {
+            return;
+        }
+        let restart = plan.restart.map(|(key, _)| key);
+        self.judge.restarts.push(restart);
+        if let Some(p) = restart.and_then(|k| self.judge.promises.get(&k))
+            && p.dead
+        {
+            let text = format!("the job goes on from {restart:?} of an abandoned line");
+            return self.violate("FM-S1", text);
+        }
+        if restart < expected && !self.judge.excused {
+            let text = format!("the job goes on from {restart:?} although {expected:?} is safe");
+            return self.violate("FM-L2", text);
+        }
+        let run = self.run;
+        let committed =
+            self.judge.promises.iter().find(|(_, p)| p.run == run && p.cached && !p.rejected);
+        let rejected = self.judge.promises.values().any(|p| p.rejected);
+        if restart.is_none()
+            && !rejected
+            && let Some((key, _)) = committed
+        {
+            let text = format!("the job starts anew although {key} was committed");
+            return self.violate("FM-S14", text);
+        }
+        for (key, p) in &mut self.judge.promises {
+            if restart.is_none_or(|r| key.no > r.no) {
+                p.dead = true;
+            }
+        }
+    }
+
+    /// FM-S13: all ranks get one answer to one call.
+    pub(crate) fn judge_answer(&mut self, app: usize, rank: usize, state: State, answer: &Answer) {
+        let said = match (state, answer) {
+            (State::Level, Answer::Ok) => return self.judge_waited(app, rank),
+            (State::Hello | State::Level, _) => return,
+            (_, Answer::Flag(flag)) => format!("{flag}"),
+            (_, Answer::Ok) => "yes".into(),
+            (_, Answer::Began { key, .. }) => format!("begin {key}"),
+            (_, Answer::Restart(info)) => {
+                format!("restart {:?}", info.as_ref().map(|i| i.key))
+            }
+            (_, Answer::Failed { code, .. }) if state == State::Complete => {
+                use stanchion_format::client::Code;
+                match code {
+                    Code::Dropped | Code::Space => "dropped".into(),
+                    _ => return,
+                }
+            }
+            _ => return,
+        };
+        let call = (app, self.apps[app].ranks[rank].calls);
+        if state == State::Complete && said == "yes" {
+            self.judge_completed(app, rank);
+        }
+        let (first, before) =
+            self.judge.answers.entry(call).or_insert_with(|| (rank, said.clone())).clone();
+        if before != said {
+            let text = format!(
+                "call {} ({state:?}): rank {first} gets '{before}', rank {rank} '{said}'",
+                call.1
+            );
+            self.violate("FM-S13", text);
+        }
+    }
+
+    fn judge_completed(&mut self, app: usize, rank: usize) {
+        let Some(key) = self.waited_for(app, rank) else { return };
+        match self.judge.promises.get_mut(&key) {
+            Some(p) => p.cached = true,
+            None => self.violate("FM-S2", format!("rank {rank} hears that {key} is complete")),
+        }
+    }
+
+    /// FM-L6: a rank was told that a level is reached.
+    fn judge_waited(&mut self, app: usize, rank: usize) {
+        let Some(key) = self.waited_for(app, rank) else { return };
+        let reached = self
+            .judge
+            .promises
+            .get(&key)
+            .is_some_and(|p| p.persistent || !p.protected_in.is_empty());
+        if !reached {
+            self.violate(
+                "FM-L4",
+                format!("rank {rank} hears of a level of {key} that was not reported"),
+            );
+        }
+    }
+
+    /// A rank says no to what it restarts from.
+    pub(crate) fn judge_rejected(&mut self, key: Key) {
+        if let Some(p) = self.judge.promises.get_mut(&key) {
+            p.rejected = true;
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Whole clusters in one thread: the real [`stanchion_core`] agents and controllers on a virtual clock,
+//! with a network, devices, a prefix and an application that fail as the seed says, and a judge that
+//! knows docs/failure-model.md.
+//!
+//! A history is a function of its seed, its faults and the commit. [`check`] runs one; [`shrink::shrink`]
+//! finds the shortest list of faults that still breaks the same rule.
+
+pub mod agents;
+pub mod app;
+mod checks;
+pub mod ctrl;
+pub mod fault;
+pub mod judge;
+pub mod net;
+pub mod prefix;
+pub mod rng;
+pub mod scenario;
+pub mod shrink;
+pub mod store;
+mod strike;
+pub mod work;
+pub mod world;
+
+use scenario::Scenario;
+use std::cell::RefCell;
+use world::{Violation, World};
+
+thread_local! {
+    static LAST_PANIC: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Keeps panics of core for the history's report instead of printing them.
+pub fn quiet_panics() {
+    std::panic::set_hook(Box::new(|info| {
+        let text = info.to_string();
+        LAST_PANIC.with(|p| *p.borrow_mut() = text);
+    }));
+}
+
+/// What the last panic on this thread said.
+pub(crate) fn last_panic() -> String {
+    LAST_PANIC.with(|p| p.borrow().clone())
+}
+
+/// How a history ended.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// The broken rule, if any.
+    pub violation: Option<Violation>,
+    /// Depends on every event.
+    pub hash: u64,
+    /// Events handled.
+    pub events: u64,
+    /// Virtual time, microseconds.
+    pub time: u64,
+    /// How controllers ended.
+    pub outcomes: Vec<stanchion_core::api::Outcome>,
+    /// Restart decisions.
+    pub restarts: usize,
+    /// The history's lines, if they were wanted.
+    pub trace: Vec<String>,
+}
+
+/// Runs one history.
+pub fn check(sc: Scenario, trace: bool) -> Verdict {
+    let mut w = World::new(sc, trace);
+    w.run();
+    Verdict {
+        violation: w.violation,
+        hash: w.hash,
+        events: w.events,
+        time: w.now,
+        outcomes: w.judge.outcomes,
+        restarts: w.judge.restarts.len(),
+        trace: w.trace.unwrap_or_default(),
+    }
+}

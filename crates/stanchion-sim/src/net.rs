@@ -1,0 +1,186 @@
+//! Messages on their way: late, lost, twice, out of order, cut off.
+
+use crate::fault::Moment;
+use crate::world::{Event, Peer, RUNNER_PLACE, World};
+use stanchion_core::api::{AgentEvent, ControllerEvent};
+use stanchion_format::ids::{AgentId, PeerId};
+use stanchion_format::peer::{Msg, Record};
+
+impl World {
+    /// Are two places cut off from each other now?
+    pub fn cut(&self, a: u32, b: u32) -> bool {
+        let bit = |p: u32| 1u64 << p.min(RUNNER_PLACE);
+        self.cuts
+            .iter()
+            .any(|(mask, until)| *until > self.now && (mask & bit(a) != 0) != (mask & bit(b) != 0))
+    }
+
+    /// When the last cut between two places heals.
+    fn healed(&self, a: u32, b: u32) -> u64 {
+        let bit = |p: u32| 1u64 << p.min(RUNNER_PLACE);
+        self.cuts
+            .iter()
+            .filter(|(mask, _)| (mask & bit(a) != 0) != (mask & bit(b) != 0))
+            .map(|(_, until)| *until)
+            .max()
+            .unwrap_or(0)
+            .max(self.now)
+    }
+
+    /// A message leaves.
+    pub fn send(&mut self, from: Peer, to: Peer, msg: Msg) {
+        self.note_msg(from, to, &msg);
+        match &msg {
+            Msg::Record(_, _, Record::Commit(_)) => self.moment(Moment::Record),
+            Msg::Announce(..) => self.moment(Moment::Announce),
+            _ => {}
+        }
+        if let (Peer::Agent(a), Peer::Agent(b)) = (from, to)
+            && let Some(p) = self.agents.get_mut(&a)
+        {
+            p.peers.insert(b);
+        }
+        let Some(here) = self.place(from) else { return };
+        let Some(there) = self.place(to) else { return self.refuse(from, to) };
+        let local = from == to || self.process(to) == self.process(from);
+        let (loss, twice, slow) = self.net;
+        if self.cut(here, there) && !local || self.rng.chance(loss) && !local {
+            return;
+        }
+        let copies = 1 + u32::from(self.rng.chance(twice) && !local);
+        for _ in 0..copies {
+            let mut at = self.now + 20 + self.rng.below(self.sc.hop_us);
+            if self.rng.chance(slow) && !local {
+                at += self.rng.below(4_000_000);
+            }
+            if self.sc.fifo || local {
+                let last = self.order.entry((from, to)).or_default();
+                at = at.max(*last + 1);
+                *last = at;
+            }
+            let tie = self.rng.bits();
+            self.push_at(at, tie, Event::Msg { from, to, msg: Box::new(msg.clone()) });
+        }
+    }
+
+    fn process(&self, peer: Peer) -> Peer {
+        match peer {
+            Peer::Ctrl(c) => {
+                self.ctrls.get(&c).and_then(|p| p.host).map_or(Peer::Ctrl(c), Peer::Agent)
+            }
+            agent => agent,
+        }
+    }
+
+    /// `to` is gone: `from` gets a reset, as soon as the way is free.
+    pub fn refuse(&mut self, from: Peer, to: Peer) {
+        let there = match to {
+            Peer::Agent(a) => self.agents.get(&a).map(|p| p.place),
+            Peer::Ctrl(c) => self.ctrls.get(&c).map(|p| p.place),
+        };
+        let (Some(here), Some(there)) = (self.place(from), there) else { return };
+        let at = self.healed(here, there) + 50 + self.rng.below(self.sc.hop_us);
+        let tie = self.rng.bits();
+        self.push_at(at, tie, Event::Link { at: from, gone: to });
+    }
+
+    pub(crate) fn deliver(&mut self, from: Peer, to: Peer, msg: Msg) {
+        match (from, to) {
+            (Peer::Agent(a), Peer::Agent(b)) => {
+                let event = AgentEvent::Message { from: PeerId::Agent(a), msg };
+                if let Some(p) = self.agents.get_mut(&b) {
+                    p.peers.insert(a);
+                }
+                self.agent_event(b, None, event);
+            }
+            (Peer::Ctrl(c), Peer::Agent(b)) => {
+                let event = AgentEvent::Message { from: PeerId::Controller, msg };
+                self.agent_event(b, Some(c), event);
+            }
+            (Peer::Agent(a), Peer::Ctrl(c)) => {
+                if self.ctrls[&c].linked.contains(&a) {
+                    self.ctrl_event(c, ControllerEvent::Message { from: a, msg });
+                }
+            }
+            (Peer::Ctrl(_), Peer::Ctrl(_)) => {}
+        }
+    }
+
+    /// A process learns that a connection is gone.
+    pub(crate) fn link_gone(&mut self, at: Peer, gone: Peer) {
+        match (at, gone) {
+            (Peer::Agent(a), Peer::Agent(b)) => {
+                self.agent_event(a, None, AgentEvent::LinkDown(PeerId::Agent(b)));
+            }
+            (Peer::Agent(a), Peer::Ctrl(c)) => {
+                let Some(p) = self.agents.get_mut(&a) else { return };
+                if !p.ctrls.contains(&c) {
+                    return;
+                }
+                p.ctrls.retain(|x| *x != c);
+                if p.ctrls.is_empty() {
+                    self.agent_event(a, None, AgentEvent::LinkDown(PeerId::Controller));
+                }
+            }
+            (Peer::Ctrl(c), Peer::Agent(b)) => self.ctrl_lost_agent(c, b),
+            _ => {}
+        }
+    }
+
+    /// A process died: whoever has a connection to it learns it.
+    pub(crate) fn reset_links_of(&mut self, gone: Peer) {
+        let mut others: Vec<Peer> = Vec::new();
+        match gone {
+            Peer::Agent(a) => {
+                let peers = self.agents.get(&a).map(|p| p.peers.clone()).unwrap_or_default();
+                others.extend(
+                    self.agents
+                        .iter()
+                        .filter(|(b, p)| p.alive && (peers.contains(b) || p.peers.contains(&a)))
+                        .map(|(b, _)| Peer::Agent(*b)),
+                );
+                others.extend(
+                    self.ctrls
+                        .iter()
+                        .filter(|(_, p)| p.alive && p.linked.contains(&a))
+                        .map(|(c, _)| Peer::Ctrl(*c)),
+                );
+            }
+            Peer::Ctrl(c) => others.extend(
+                self.agents
+                    .iter()
+                    .filter(|(_, p)| p.alive && p.ctrls.contains(&c))
+                    .map(|(a, _)| Peer::Agent(*a)),
+            ),
+        }
+        for other in others {
+            self.refuse(other, gone);
+        }
+    }
+
+    /// A connection between two agents is reset: both learn it.
+    pub(crate) fn reset_link(&mut self, a: AgentId, b: AgentId) {
+        self.push(50, Event::Link { at: Peer::Agent(a), gone: Peer::Agent(b) });
+        self.push(60, Event::Link { at: Peer::Agent(b), gone: Peer::Agent(a) });
+    }
+
+    fn note_msg(&mut self, from: Peer, to: Peer, msg: &Msg) {
+        if self.trace.is_none() || matches!(msg, Msg::Ping(_) | Msg::Pong(_)) {
+            return;
+        }
+        let mut text = format!("{msg:?}");
+        if text.len() > 400 {
+            let cut = text.floor_char_boundary(400);
+            text.truncate(cut);
+        }
+        self.note(|| format!("  {} > {}  {text}", name(from), name(to)));
+    }
+}
+
+/// A short name.
+pub(crate) fn name(peer: Peer) -> String {
+    match peer {
+        Peer::Agent(a) => format!("a{}", a.0),
+        Peer::Ctrl(c) => format!("c{c}"),
+    }
+}

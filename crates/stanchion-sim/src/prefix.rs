@@ -1,0 +1,159 @@
+//! The persistent directory: epochs, temporary names, files, manifests, index. As `stanchion-io` keeps it.
+
+use crate::store::entry;
+use stanchion_format::ids::{Epoch, Key, RankId, SlotId};
+use stanchion_format::index::IndexRecord;
+use stanchion_format::manifest::{FileEntry, Manifest};
+use stanchion_format::peer::{Cause, DatasetInfo, Trouble};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The prefix.
+#[derive(Clone, Debug, Default)]
+pub struct Prefix {
+    /// The highest epoch taken.
+    pub epoch: u64,
+    /// Files under temporary names.
+    pub tmp: BTreeMap<(Key, u32, String), Vec<u8>>,
+    /// Files in place.
+    pub files: BTreeMap<String, Vec<u8>>,
+    /// Manifests in place.
+    pub slots: BTreeMap<(Key, SlotId), Manifest>,
+    /// Records.
+    pub index: BTreeMap<Key, IndexRecord>,
+    /// Everything fails until then (microseconds).
+    pub broken_until: u64,
+    /// Datasets whose records were withdrawn because their files were replaced.
+    pub withdrawn: BTreeSet<Key>,
+}
+
+/// The errno of a prefix that fails.
+pub const EIO: i32 = 5;
+
+impl Prefix {
+    /// Works it now?
+    pub fn check(&self, now: u64) -> Result<(), Trouble> {
+        if now < self.broken_until { Err(Trouble::new(Cause::Os(EIO))) } else { Ok(()) }
+    }
+
+    /// Takes the next epoch exclusively (FM-S11).
+    pub fn take_epoch(&mut self, now: u64) -> Result<Epoch, Trouble> {
+        self.check(now)?;
+        self.epoch += 1;
+        Ok(Epoch(self.epoch))
+    }
+
+    /// All records, oldest first.
+    pub fn read_index(&self, now: u64) -> Result<Vec<IndexRecord>, Trouble> {
+        self.check(now)?;
+        Ok(self.index.values().cloned().collect())
+    }
+
+    /// Renames one file of an attempt; before it replaces another, what vouches for that is withdrawn (FM-S10).
+    pub fn publish_file(&mut self, key: Key, attempt: u32, path: &str) -> Result<(), Trouble> {
+        let from = (key, attempt, path.to_owned());
+        let Some(bytes) = self.tmp.remove(&from) else {
+            // Renamed by an attempt that was told to do it twice.
+            let there = self.files.contains_key(path) && self.vouched(key, path);
+            return if there { Ok(()) } else { Err(Trouble::new(Cause::Missing).file(path)) };
+        };
+        if self.files.contains_key(path) {
+            let void: Vec<Key> = self
+                .index
+                .keys()
+                .filter(|k| **k != key && self.vouched(**k, path))
+                .copied()
+                .collect();
+            for k in void {
+                self.index.remove(&k);
+                self.withdrawn.insert(k);
+            }
+        }
+        self.files.insert(path.to_owned(), bytes);
+        Ok(())
+    }
+
+    /// Does a manifest of `key` name this path?
+    fn vouched(&self, key: Key, path: &str) -> bool {
+        self.slots
+            .range((key, SlotId(0))..=(key, SlotId(u32::MAX)))
+            .any(|(_, m)| m.files.iter().any(|f| f.path == path))
+    }
+
+    /// Makes the record appear by link().
+    pub fn write_index(&mut self, now: u64, rec: &IndexRecord) -> Result<(), Trouble> {
+        self.check(now)?;
+        let covers: u32 = rec.info.placement.iter().map(|r| r.count).sum();
+        let plausible = *rec == rec.clone().seal() && covers == rec.info.ranks && covers > 0;
+        if !plausible {
+            return Err(Trouble::new(Cause::Malformed));
+        }
+        if self.epoch > rec.epoch.0 {
+            return Err(Trouble::new(Cause::Fenced));
+        }
+        match self.index.get(&rec.info.key) {
+            None => {
+                self.index.insert(rec.info.key, rec.clone());
+                Ok(())
+            }
+            Some(there) if there.slots == rec.slots && there.info == rec.info => Ok(()),
+            Some(_) => Err(Trouble::new(Cause::State)),
+        }
+    }
+
+    /// A slot's manifest as the record vouches for it.
+    fn vouched_slot(&self, rec: &IndexRecord, slot: SlotId) -> Result<&Manifest, Trouble> {
+        let malformed = || Trouble::new(Cause::Malformed).slot(slot);
+        let want = rec.slots.iter().find(|(s, _)| *s == slot).ok_or_else(malformed)?.1;
+        let m = self.slots.get(&(rec.info.key, slot)).ok_or_else(malformed)?;
+        if m.crc() == want { Ok(m) } else { Err(malformed()) }
+    }
+
+    /// The verified files of some ranks.
+    pub fn fetch(
+        &self,
+        now: u64,
+        info: &DatasetInfo,
+        ranks: &[(RankId, u32)],
+    ) -> Result<Vec<(FileEntry, Vec<u8>)>, Trouble> {
+        self.check(now)?;
+        let rec = self.index.get(&info.key).ok_or(Trouble::new(Cause::NoDataset))?;
+        let wanted =
+            |r: RankId| ranks.iter().any(|(first, n)| (first.0..first.0 + n).contains(&r.0));
+        let mut out = Vec::new();
+        for (slot, _) in &rec.slots {
+            let m = self.vouched_slot(rec, *slot)?;
+            for f in m.files.iter().filter(|f| wanted(f.rank)) {
+                let damaged = |cause| Trouble::new(cause).rank(f.rank).file(f.path.clone());
+                let bytes = self.files.get(&f.path).ok_or_else(|| damaged(Cause::Missing))?;
+                if entry(f.rank, &f.path, bytes, m.chunk_bytes) != *f {
+                    return Err(damaged(Cause::Damaged));
+                }
+                out.push((f.clone(), bytes.clone()));
+            }
+        }
+        out.sort_by(|a, b| (a.0.rank, &a.0.path).cmp(&(b.0.rank, &b.0.path)));
+        Ok(out)
+    }
+
+    /// Is every byte that this record vouches for in place?
+    pub fn verify(&self, key: Key) -> Result<(), String> {
+        let rec = self.index.get(&key).ok_or("there is no record")?;
+        let all = [(RankId(0), u32::MAX)];
+        match self.fetch(self.broken_until, &rec.info, &all) {
+            Ok(_) if rec.slots.len() as u32 == rec.info.sets.slots => Ok(()),
+            Ok(_) => Err("not all slots took part".into()),
+            Err(trouble) => Err(trouble.to_string()),
+        }
+    }
+
+    /// Removes an attempt's temporary names.
+    pub fn abort(&mut self, key: Key, attempt: u32) {
+        self.tmp.retain(|(k, a, _), _| (*k, *a) != (key, attempt));
+    }
+
+    /// Withdraws a dataset and removes its files.
+    pub fn delete(&mut self, key: Key) {
+        self.index.remove(&key);
+        self.withdrawn.insert(key);
+    }
+}

@@ -1,0 +1,131 @@
+//! A history's conditions: everything that follows from the seed before the first event.
+
+use crate::fault::{self, Fault};
+use crate::rng::Rng;
+use stanchion_core::bugs::Bugs;
+use stanchion_format::config::Settings;
+use stanchion_format::layout::Scheme;
+
+/// How the application behaves.
+#[derive(Clone, Debug)]
+pub struct App {
+    /// Ranks.
+    pub ranks: u32,
+    /// Steps to its end.
+    pub steps: u64,
+    /// Time for a step, milliseconds.
+    pub step_ms: u64,
+    /// Files of a rank in a dataset, at most.
+    pub files: u64,
+    /// One of so many files has several chunks; 0: none.
+    pub large_in: u64,
+    /// Every so manieth dataset is an output too; 0: none.
+    pub output_every: u64,
+    /// File names carry no step: each dataset replaces the one before in the prefix.
+    pub same_names: bool,
+    /// Ranks wait for a level after so many of a thousand datasets.
+    pub wait_permille: u32,
+}
+
+/// The conditions.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// All follows from it.
+    pub seed: u64,
+    /// Slots.
+    pub nodes: u32,
+    /// Idle agents.
+    pub spares: u32,
+    /// The job's settings.
+    pub settings: Settings,
+    /// The application.
+    pub app: App,
+    /// Messages keep their order between two processes.
+    pub fifo: bool,
+    /// Longest usual way of a message, microseconds.
+    pub hop_us: u64,
+    /// Longest usual step of a task, microseconds.
+    pub work_us: u64,
+    /// The controller can end a silent agent's process.
+    pub fence: bool,
+    /// The launcher dies with the runner.
+    pub launcher_dies: bool,
+    /// Runs over one prefix, at most.
+    pub runs: u32,
+    /// What goes wrong.
+    pub faults: Vec<Fault>,
+    /// A rule that is broken on purpose.
+    pub bugs: Bugs,
+}
+
+impl Scenario {
+    /// The conditions of `seed`.
+    pub fn new(seed: u64) -> Scenario {
+        let rng = &mut Rng::new(seed, 1);
+        let nodes = rng.pick(&[1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12]);
+        let spares = rng.pick(&[0, 1, 1, 1, 2, 3]);
+        let app = App {
+            ranks: nodes * rng.pick(&[1, 1, 1, 2]) + rng.pick(&[0, 0, 0, 1]),
+            steps: rng.range(3, 9),
+            step_ms: rng.range(50, 900),
+            files: rng.range(1, 3),
+            large_in: rng.pick(&[0, 5, 3]),
+            output_every: rng.pick(&[0, 0, 2, 3]),
+            same_names: rng.chance(150),
+            wait_permille: rng.pick(&[0, 300, 800]),
+        };
+        let settings = settings(rng);
+        let horizon = 2_000 + app.steps * (app.step_ms + 400);
+        let faults = fault::faults(&mut Rng::new(seed, 2), horizon);
+        Scenario {
+            seed,
+            nodes,
+            spares,
+            settings,
+            app,
+            fifo: rng.chance(500),
+            hop_us: rng.pick(&[300, 3_000, 20_000]),
+            work_us: rng.pick(&[1_000, 10_000, 60_000]),
+            fence: rng.chance(600),
+            launcher_dies: rng.chance(500),
+            runs: rng.pick(&[1, 2, 2, 3]),
+            faults,
+            bugs: Bugs::default(),
+        }
+    }
+
+    /// Two nodes, two ranks, nothing goes wrong.
+    pub fn calm(seed: u64) -> Scenario {
+        let mut s = Scenario::new(seed);
+        (s.nodes, s.spares, s.runs) = (2, 1, 1);
+        (s.app.ranks, s.app.steps) = (2, 5);
+        s.faults.clear();
+        s
+    }
+}
+
+fn settings(rng: &mut Rng) -> Settings {
+    let mut s = Settings::default();
+    let scheme = rng.pick(&[Scheme::Xor, Scheme::Xor, Scheme::Partner, Scheme::Single]);
+    let mut set = |name: &str, value: u64| {
+        s.set(name, &value.to_string()).expect("a value of the table");
+    };
+    set("set_size", rng.range(2, 8));
+    set("chunk_bytes", 4096);
+    set("cache_datasets", rng.range(1, 3));
+    set("flush_every", rng.pick(&[0, 1, 2, 3]));
+    set("flush_at_end", u64::from(rng.chance(800)));
+    set("flush_on_restart", u64::from(rng.chance(150)));
+    set("fanout", rng.range(2, 8));
+    set("checkpoint_interval", rng.pick(&[0, 0, 2]));
+    set("collective_timeout_ms", rng.range(6_000, 15_000));
+    set("init_timeout_ms", 10_000);
+    set("restore_timeout_ms", 40_000);
+    set("flush_timeout_ms", rng.range(8_000, 15_000));
+    set("protect_timeout_ms", rng.range(8_000, 20_000));
+    set("start_timeout_ms", 5_000);
+    set("silence_timeout_ms", rng.range(2_500, 6_000));
+    set("orphan_grace_ms", rng.range(500, 2_000));
+    s.set("scheme", scheme.as_str()).expect("a scheme of the table");
+    s
+}

@@ -1,0 +1,212 @@
+//! Faults strike.
+
+use crate::fault::What;
+use crate::rng::Rng;
+use crate::world::{Event, Peer, RUNNER_PLACE, World};
+use stanchion_format::ids::{AgentId, Key, SlotId};
+
+impl World {
+    fn living(&self) -> Vec<AgentId> {
+        self.agents.iter().filter(|(_, p)| p.alive).map(|(a, _)| *a).collect()
+    }
+
+    fn who(&self, n: u32) -> Option<AgentId> {
+        let living = self.living();
+        (!living.is_empty()).then(|| living[n as usize % living.len()])
+    }
+
+    /// Fault number `i` happens now.
+    pub(crate) fn strike(&mut self, i: usize) {
+        let what = self.sc.faults[i].what;
+        self.note(|| format!("FAULT {i}: {what:?}"));
+        match what {
+            What::NetLoss(n) => self.net.0 = n,
+            What::NetTwice(n) => self.net.1 = n,
+            What::NetSlow(n) => self.net.2 = n,
+            What::KillRank(n) => self.strike_rank(n),
+            What::KillAllRanks => self.strike_ranks(),
+            What::KillAgent(n) => {
+                if let Some(a) = self.who(n) {
+                    self.kill_agent(a);
+                }
+            }
+            What::KillNode(n) => self.strike_nodes(&[n]),
+            What::KillTwoNodes(a, b) => self.strike_nodes(&[a, b]),
+            What::KillRunner => self.kill_runner(),
+            What::KillRunnerAndNode(n) => {
+                self.kill_runner();
+                self.strike_nodes(&[n]);
+            }
+            What::FreezeAgent(n, ms) => {
+                let until = self.now + ms * 1000;
+                if let Some(p) = self.who(n).and_then(|a| self.agents.get_mut(&a)) {
+                    p.frozen = p.frozen.max(until);
+                }
+            }
+            What::FreezeRunner(ms) => {
+                let until = self.now + ms * 1000;
+                for p in self.ctrls.values_mut().filter(|p| p.alive && p.host.is_none()) {
+                    p.frozen = p.frozen.max(until);
+                }
+            }
+            What::Partition(mask, runner, ms) => {
+                let mask = u64::from(mask) | if runner { 1 << RUNNER_PLACE } else { 0 };
+                self.cuts.push((mask, self.now + ms * 1000));
+            }
+            What::ResetLink(a, b) => {
+                if let (Some(a), Some(b)) = (self.who(a), self.who(b)) {
+                    self.reset_link(a, b);
+                }
+            }
+            What::ResetController(n) => self.strike_controller_link(n),
+            What::DiskFull(n, ms) => {
+                let until = self.now + ms * 1000;
+                if let Some(p) = self.who(n).and_then(|a| self.agents.get_mut(&a)) {
+                    p.store.full_until = until;
+                }
+            }
+            What::PrefixBroken(ms) => self.prefix.broken_until = self.now + ms * 1000,
+            What::RotPrefix => self.rot_prefix(i),
+            What::RotData(n) | What::Truncate(n) | What::Remove(n) | What::Swap(n) => {
+                self.rot_data(i, n);
+            }
+            What::RotParity(n) => self.rot_parity(i, n),
+            What::RankHangs(_)
+            | What::RankInvalid(_)
+            | What::RankShort(_)
+            | What::RankRejects(_) => self.armed.push(what),
+        }
+    }
+
+    fn strike_nodes(&mut self, numbers: &[u32]) {
+        let agents: Vec<AgentId> = numbers.iter().filter_map(|n| self.who(*n)).collect();
+        for a in &agents {
+            let doomed: Vec<(usize, usize)> = (0..)
+                .zip(&self.apps)
+                .flat_map(|(app, x)| (0..).zip(&x.ranks).map(move |(r, rank)| (app, r, rank)))
+                .filter(|(_, _, rank)| rank.alive && rank.agent == *a)
+                .map(|(app, r, _)| (app, r))
+                .collect();
+            self.kill_agent(*a);
+            for (app, rank) in doomed {
+                self.kill_rank(app, rank, 137);
+            }
+        }
+    }
+
+    fn strike_rank(&mut self, n: u32) {
+        let Some(app) = self.apps.iter().rposition(|a| a.alive) else { return };
+        let count = self.apps[app].ranks.len();
+        self.kill_rank(app, n as usize % count, 137);
+    }
+
+    fn strike_ranks(&mut self) {
+        if let Some(app) = self.apps.iter().rposition(|a| a.alive) {
+            self.launcher_kills(app);
+        }
+    }
+
+    fn strike_controller_link(&mut self, n: u32) {
+        let Some(a) = self.who(n) else { return };
+        let ctrl =
+            self.ctrls.iter().find(|(_, p)| p.alive && p.linked.contains(&a)).map(|(c, _)| *c);
+        if let Some(c) = ctrl {
+            self.push(50, Event::Link { at: Peer::Ctrl(c), gone: Peer::Agent(a) });
+        }
+    }
+
+    /// Damages a file that a manifest vouches for; before that nobody could know (FM-N2).
+    fn rot_data(&mut self, i: usize, n: u32) {
+        let what = self.sc.faults[i].what;
+        let mut rng = Rng::new(self.sc.seed, 100 + i as u64);
+        let Some(p) = self.who(n).and_then(|a| self.agents.get_mut(&a)) else { return };
+        let vouched: Vec<_> = p
+            .store
+            .files
+            .iter()
+            .filter(|((k, s, ..), b)| p.store.published.contains_key(&(*k, *s)) && !b.is_empty())
+            .map(|(id, _)| id.clone())
+            .collect();
+        if vouched.is_empty() {
+            return;
+        }
+        let id = vouched[rng.below(vouched.len() as u64) as usize].clone();
+        let other = vouched[rng.below(vouched.len() as u64) as usize].clone();
+        match what {
+            What::Truncate(_) => {
+                if let Some(bytes) = p.store.files.get_mut(&id) {
+                    let half = bytes.len() / 2;
+                    bytes.truncate(half);
+                }
+            }
+            What::Remove(_) => {
+                p.store.files.remove(&id);
+            }
+            What::Swap(_) if other != id => {
+                let a = p.store.files.remove(&id);
+                let b = p.store.files.remove(&other);
+                p.store.files.extend(b.map(|b| (id.clone(), b)));
+                p.store.files.extend(a.map(|a| (other.clone(), a)));
+                self.rotten(other.0, other.1);
+            }
+            _ => {
+                if let Some(bytes) = p.store.files.get_mut(&id) {
+                    let at = rng.below(bytes.len() as u64) as usize;
+                    bytes[at] ^= 1 << rng.below(8);
+                }
+            }
+        }
+        self.note(|| format!("damaged: {id:?}"));
+        self.rotten(id.0, id.1);
+    }
+
+    fn rot_parity(&mut self, i: usize, n: u32) {
+        let mut rng = Rng::new(self.sc.seed, 100 + i as u64);
+        let Some(p) = self.who(n).and_then(|a| self.agents.get_mut(&a)) else { return };
+        let places: Vec<_> = p.store.parity.keys().copied().collect();
+        if places.is_empty() {
+            return;
+        }
+        let place = rng.pick(&places);
+        let Some(bytes) = p.store.parity.get_mut(&place).and_then(|f| f.values_mut().next()) else {
+            return;
+        };
+        if bytes.is_empty() {
+            return;
+        }
+        let at = rng.below(bytes.len() as u64) as usize;
+        bytes[at] ^= 1 << rng.below(8);
+        self.rotten(place.0, place.1);
+    }
+
+    fn rotten(&mut self, key: Key, slot: SlotId) {
+        if let Some(p) = self.judge.promises.get_mut(&key) {
+            p.rotten.insert(slot);
+        }
+    }
+
+    fn rot_prefix(&mut self, i: usize) {
+        let mut rng = Rng::new(self.sc.seed, 100 + i as u64);
+        let paths: Vec<String> = self
+            .prefix
+            .files
+            .iter()
+            .filter(|(_, b)| !b.is_empty())
+            .map(|(p, _)| p.clone())
+            .collect();
+        if paths.is_empty() {
+            return;
+        }
+        let path = paths[rng.below(paths.len() as u64) as usize].clone();
+        if let Some(bytes) = self.prefix.files.get_mut(&path) {
+            let at = rng.below(bytes.len() as u64) as usize;
+            bytes[at] ^= 1 << rng.below(8);
+        }
+        for (key, p) in &mut self.judge.promises {
+            let slots = self.prefix.slots.range((*key, SlotId(0))..=(*key, SlotId(u32::MAX)));
+            if slots.into_iter().any(|(_, m)| m.files.iter().any(|f| f.path == path)) {
+                p.prefix_rot = true;
+            }
+        }
+    }
+}

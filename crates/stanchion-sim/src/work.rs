@@ -1,0 +1,323 @@
+//! Tasks: what agents' threads do with files and each other's chunks, step by step.
+
+use crate::fault::Moment;
+use crate::store::entry;
+use crate::world::{Event, Peer, World};
+use stanchion_core::api::{AgentEvent, ChunkSource, TaskResult, Work};
+use stanchion_core::fold::{Fold, FoldError};
+use stanchion_format::checksum::crc64;
+use stanchion_format::ids::{AgentId, Key, SlotId, TaskId};
+use stanchion_format::manifest::Manifest;
+use stanchion_format::peer::{Cause, Times, Trouble};
+use std::sync::Arc;
+
+/// A task under way.
+#[derive(Clone, Debug)]
+pub struct Running {
+    work: Work,
+    /// Chunks that were fetched: which source, what came.
+    got: Vec<(usize, Vec<u8>)>,
+    /// The next file or source.
+    next: usize,
+}
+
+impl Running {
+    /// Whose task it is.
+    pub fn key(&self) -> Key {
+        match &self.work {
+            Work::MakeDirs { key, .. }
+            | Work::Stat { key, .. }
+            | Work::Digest { key, .. }
+            | Work::Encode { key, .. }
+            | Work::FlushAbort { key, .. }
+            | Work::DeletePersistent { key, .. } => *key,
+            Work::Verify(m)
+            | Work::Rebuild { manifest: m, .. }
+            | Work::FlushPrepare { manifest: m, .. }
+            | Work::FlushPublish { manifest: m, .. } => m.key,
+            Work::Fetch { info, .. } => info.key,
+            Work::WriteIndex(record) => record.info.key,
+        }
+    }
+}
+
+/// A step's end: more to do, or the result.
+type Step = Result<Option<TaskResult>, (Trouble, Option<usize>)>;
+
+fn plain(trouble: Trouble) -> (Trouble, Option<usize>) {
+    (trouble, None)
+}
+
+fn done() -> TaskResult {
+    TaskResult::Done(Times::default())
+}
+
+impl World {
+    pub(crate) fn start_task(&mut self, id: AgentId, task: TaskId, work: Work) {
+        match &work {
+            Work::MakeDirs { .. } => self.moment(Moment::Begin),
+            Work::Stat { .. } => self.moment(Moment::Stat),
+            Work::Digest { .. } => self.moment(Moment::Digest),
+            Work::Encode { .. } => self.moment(Moment::Encode),
+            Work::Verify(_) => self.moment(Moment::Verify),
+            Work::Rebuild { .. } => self.moment(Moment::Rebuild),
+            Work::Fetch { .. } => self.moment(Moment::Fetch),
+            Work::FlushPrepare { .. } => self.moment(Moment::FlushPrepare),
+            Work::FlushPublish { .. } => self.moment(Moment::FlushPublish),
+            Work::WriteIndex(_) => self.moment(Moment::WriteIndex),
+            _ => {}
+        }
+        let running = Running { work, got: Vec::new(), next: 0 };
+        if let Some(p) = self.agents.get_mut(&id).filter(|p| p.alive) {
+            p.tasks.insert(task, running);
+            self.next_step(id, task, true);
+        }
+    }
+
+    fn next_step(&mut self, id: AgentId, task: TaskId, wanted: bool) {
+        let delay = 100 + self.rng.below(self.sc.work_us);
+        self.push(delay, Event::Task(id, task, wanted));
+    }
+
+    /// Tasks are void. A thread looks for that between two steps: one more may be done.
+    pub(crate) fn cancel_tasks(&mut self, id: AgentId) {
+        let Some(p) = self.agents.get_mut(&id) else { return };
+        let tasks = std::mem::take(&mut p.tasks);
+        for (task, running) in tasks {
+            if self.rng.chance(500) {
+                if let Some(p) = self.agents.get_mut(&id) {
+                    p.ghosts.insert(task, running);
+                }
+                self.next_step(id, task, false);
+            }
+        }
+    }
+
+    /// One step of a task.
+    pub(crate) fn task_step(&mut self, id: AgentId, task: TaskId, wanted: bool) {
+        let Some(p) = self.agents.get_mut(&id) else { return };
+        let taken = if wanted { p.tasks.remove(&task) } else { p.ghosts.remove(&task) };
+        let Some(mut running) = taken else { return };
+        let result = self.work_step(id, &mut running);
+        if !wanted || self.violation.is_some() {
+            return;
+        }
+        let result = match result {
+            Ok(None) => {
+                if let Some(p) = self.agents.get_mut(&id) {
+                    p.tasks.insert(task, running);
+                }
+                return self.next_step(id, task, true);
+            }
+            Ok(Some(result)) => result,
+            Err((trouble, source)) => {
+                self.note(|| format!("a{} task {task} fails: {trouble}", id.0));
+                TaskResult::Failed { trouble, source }
+            }
+        };
+        self.agent_event(id, None, AgentEvent::TaskDone { task, result });
+    }
+
+    /// Fails while the cache takes no writes.
+    fn space(&self, id: AgentId) -> Result<(), (Trouble, Option<usize>)> {
+        if self.agents[&id].store.full_until > self.now {
+            return Err(plain(Trouble::new(Cause::NoSpace)));
+        }
+        Ok(())
+    }
+
+    fn work_step(&mut self, id: AgentId, t: &mut Running) -> Step {
+        match t.work.clone() {
+            Work::MakeDirs { .. } => {
+                self.space(id)?;
+                Ok(Some(done()))
+            }
+            Work::Stat { key, slot, files } => {
+                self.agents[&id].store.stat(key, slot, &files).map_err(plain)?;
+                Ok(Some(done()))
+            }
+            Work::Digest { key, slot, chunk_bytes, files } => {
+                let store = &self.agents[&id].store;
+                let m = store.digest(key, slot, chunk_bytes, &files).map_err(plain)?;
+                Ok(Some(TaskResult::Digested(Box::new(m), Times::default())))
+            }
+            Work::Encode { key, slot, index, len, sources, .. } => {
+                if self.gather(id, &sources, t)? {
+                    return Ok(None);
+                }
+                self.space(id)?;
+                let sum = self.add_up(&sources, len, t)?;
+                let Some(p) = self.agents.get_mut(&id) else { return Ok(None) };
+                p.store.parity.entry((key, slot)).or_default().insert(index, sum);
+                Ok(Some(done()))
+            }
+            Work::Verify(m) => {
+                self.space(id)?;
+                let Some(p) = self.agents.get_mut(&id) else { return Ok(None) };
+                let (bad, bad_files) = p.store.verify(&m);
+                Ok(Some(TaskResult::Verified { bad, bad_files }))
+            }
+            Work::Rebuild { manifest, chunk, sources } => {
+                if self.gather(id, &sources, t)? {
+                    return Ok(None);
+                }
+                self.space(id)?;
+                self.rebuild(id, &manifest, chunk, &sources, t)
+            }
+            Work::Fetch { info, slot, ranks } => {
+                self.space(id)?;
+                let files = self.prefix.fetch(self.now, &info, &ranks).map_err(plain)?;
+                Ok(Some(self.fetched(id, info.key, slot, info.chunk_bytes, files)))
+            }
+            Work::FlushPrepare { manifest, attempt } => {
+                self.flush_prepare(id, &manifest, attempt, t)
+            }
+            Work::FlushPublish { manifest, attempt } => self.flush_publish(&manifest, attempt, t),
+            Work::FlushAbort { key, attempt } => {
+                self.prefix.check(self.now).map_err(plain)?;
+                self.prefix.abort(key, attempt);
+                Ok(Some(done()))
+            }
+            Work::WriteIndex(record) => {
+                self.prefix.write_index(self.now, &record).map_err(plain)?;
+                self.judge_indexed(&record);
+                Ok(Some(done()))
+            }
+            Work::DeletePersistent { key, .. } => {
+                self.prefix.delete(key);
+                Ok(Some(done()))
+            }
+        }
+    }
+
+    /// Fetches the next source. True while there is more to do.
+    fn gather(
+        &mut self,
+        id: AgentId,
+        sources: &[ChunkSource],
+        t: &mut Running,
+    ) -> Result<bool, (Trouble, Option<usize>)> {
+        let n = t.next;
+        let Some(source) = sources.get(n) else { return Ok(false) };
+        t.next += 1;
+        let failed = |cause| (Trouble::new(cause).agent(source.agent).slot(source.slot), Some(n));
+        let here = self.agents[&id].place;
+        let now = self.now;
+        let Some(there) = self.place(Peer::Agent(source.agent)) else {
+            return Err(failed(Cause::Unreachable));
+        };
+        let p = &self.agents[&source.agent];
+        if self.cut(here, there) || p.frozen > now {
+            return Err(failed(Cause::Unreachable));
+        }
+        let key = t.key();
+        let Some(bytes) = p.store.serve(key, source.slot, source.piece) else {
+            return Err(failed(Cause::Missing));
+        };
+        if self.rng.chance(200) {
+            t.got.push((n, bytes.clone()));
+        }
+        t.got.push((n, bytes));
+        Ok(true)
+    }
+
+    /// Adds up what came, in any order.
+    fn add_up(
+        &mut self,
+        sources: &[ChunkSource],
+        len: u32,
+        t: &mut Running,
+    ) -> Result<Vec<u8>, (Trouble, Option<usize>)> {
+        let mut sum = vec![0; len as usize];
+        let mut fold = Fold::new(sources, &mut sum).with_bugs(self.sc.bugs);
+        let mut got = std::mem::take(&mut t.got);
+        while !got.is_empty() {
+            let place = self.rng.below(got.len() as u64) as usize;
+            let (n, bytes) = got.swap_remove(place);
+            fold.apply(n, &bytes).map_err(|FoldError::Damaged { source }| {
+                let s = &sources[source];
+                (Trouble::new(Cause::Damaged).agent(s.agent).slot(s.slot), Some(source))
+            })?;
+        }
+        fold.finish(len as usize);
+        Ok(sum)
+    }
+
+    fn rebuild(
+        &mut self,
+        id: AgentId,
+        m: &Manifest,
+        chunk: u64,
+        sources: &[ChunkSource],
+        t: &mut Running,
+    ) -> Step {
+        let Some(at) = m.chunk(chunk) else {
+            return Err(plain(Trouble::new(Cause::Malformed)));
+        };
+        let len = sources.iter().map(|s| s.len).max().unwrap_or(0).max(at.len);
+        let sum = self.add_up(sources, len, t)?;
+        if crc64(&sum[..at.len as usize]) != at.crc {
+            return Err(plain(Trouble::new(Cause::Damaged).slot(m.slot)));
+        }
+        let Some(p) = self.agents.get_mut(&id) else { return Ok(None) };
+        p.store.write_chunk(m, chunk, &sum[..at.len as usize]);
+        Ok(Some(done()))
+    }
+
+    fn fetched(
+        &mut self,
+        id: AgentId,
+        key: Key,
+        slot: SlotId,
+        chunk_bytes: u32,
+        files: Vec<(stanchion_format::manifest::FileEntry, Vec<u8>)>,
+    ) -> TaskResult {
+        let mut m = Manifest { key, slot, chunk_bytes, files: Vec::new() };
+        let Some(p) = self.agents.get_mut(&id) else { return done() };
+        for (f, bytes) in files {
+            m.files.push(entry(f.rank, &f.path, &bytes, chunk_bytes));
+            p.store.files.insert((key, slot, f.rank, f.path), bytes);
+        }
+        TaskResult::Fetched(Box::new(m))
+    }
+
+    /// One file under its temporary name, verified as it is read (FM-F9).
+    fn flush_prepare(
+        &mut self,
+        id: AgentId,
+        m: &Arc<Manifest>,
+        attempt: u32,
+        t: &mut Running,
+    ) -> Step {
+        self.prefix.check(self.now).map_err(plain)?;
+        let Some(f) = m.files.get(t.next) else { return Ok(Some(done())) };
+        t.next += 1;
+        let trouble = |cause| plain(Trouble::new(cause).rank(f.rank).file(f.path.clone()));
+        let place = (m.key, m.slot, f.rank, f.path.clone());
+        let Some(bytes) = self.agents[&id].store.files.get(&place) else {
+            return Err(trouble(Cause::Missing));
+        };
+        if entry(f.rank, &f.path, bytes, m.chunk_bytes) != *f {
+            return Err(trouble(Cause::Damaged));
+        }
+        self.prefix.tmp.insert((m.key, attempt, f.path.clone()), bytes.clone());
+        Ok(None)
+    }
+
+    /// One file renamed; at last the manifest.
+    fn flush_publish(&mut self, m: &Arc<Manifest>, attempt: u32, t: &mut Running) -> Step {
+        self.prefix.check(self.now).map_err(plain)?;
+        if let Some(f) = m.files.get(t.next) {
+            t.next += 1;
+            if t.next == 1 {
+                // Known before the first rename, so that a second try finds what it renamed.
+                self.prefix.slots.insert((m.key, m.slot), (**m).clone());
+            }
+            self.prefix.publish_file(m.key, attempt, &f.path).map_err(plain)?;
+            self.judge_replaced(&f.path);
+            return Ok(None);
+        }
+        self.prefix.slots.insert((m.key, m.slot), (**m).clone());
+        Ok(Some(done()))
+    }
+}
