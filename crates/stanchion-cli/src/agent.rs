@@ -15,7 +15,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Name of the ranks' socket in the agent's directory.
 pub const SOCKET: &str = "agent.sock";
@@ -74,6 +74,7 @@ pub fn agent() -> Result<Exit, Failed> {
     let node = NodeDir::enter(&root)
         .or_exit(Exit::Storage)
         .inspect_err(|f| answer_failure(f.exit, &f.error))?;
+    let started = SystemTime::now();
     let runner_gone = Arc::new(AtomicBool::new(false));
     watch_runner(runner_gone.clone(), job_dir.clone(), Duration::from_millis(grace))?;
     let mut ready = false;
@@ -90,6 +91,7 @@ pub fn agent() -> Result<Exit, Failed> {
     }
     if runner_gone.load(Ordering::Acquire) {
         end_application(job_dir.as_deref(), Duration::ZERO);
+        crate::shm::sweep(started);
     }
     node.leave();
     result

@@ -11,6 +11,7 @@ mod prefix;
 mod procs;
 mod run;
 mod settings;
+mod shm;
 mod status;
 mod words;
 

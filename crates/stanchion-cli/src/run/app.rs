@@ -1,6 +1,7 @@
 //! The application: its launcher, unchanged, and whatever descends from it.
 
 use crate::procs::{self, Proc};
+use crate::shm;
 use anyhow::{Context, anyhow};
 use rustix::process::{
     Pid, Signal, getpid, getppid, kill_process_group, set_parent_process_death_signal,
@@ -11,7 +12,10 @@ use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Times of files come from a coarser clock than ours.
+const CLOCK_COARSE: Duration = Duration::from_millis(20);
 
 /// The launch command and what runs of it.
 #[derive(Debug)]
@@ -22,6 +26,8 @@ pub struct App {
     /// The launcher, as long as it is not reaped: until then its number and its group's are its own.
     leader: Option<Pid>,
     stopping: Option<Stopping>,
+    /// When it was launched; what its MPI made before is not its own.
+    launched: Option<SystemTime>,
 }
 
 #[derive(Debug)]
@@ -67,7 +73,7 @@ pub fn resolve(program: &OsString) -> anyhow::Result<PathBuf> {
 impl App {
     /// An application that does not run yet; `program` is where `command[0]` was found.
     pub fn new(program: PathBuf, command: Vec<OsString>, env: Vec<(String, String)>) -> App {
-        App { program, command, env, leader: None, stopping: None }
+        App { program, command, env, leader: None, stopping: None, launched: None }
     }
 
     /// The launcher's process, if it runs.
@@ -88,6 +94,7 @@ impl App {
             command.stdin(Stdio::null());
         }
         command.process_group(0);
+        self.launched.get_or_insert(SystemTime::now() - CLOCK_COARSE);
         let runner = getpid();
         // SAFETY: between fork and exec only async-signal-safe calls are allowed; these are two bare
         // system calls, which neither allocate nor take locks.
@@ -158,6 +165,9 @@ impl App {
         let left = family(agents);
         if left.is_empty() && self.leader.is_none() {
             self.stopping = None;
+            if let Some(launched) = self.launched.take() {
+                shm::sweep(launched);
+            }
             return Stop::Done;
         }
         if since >= grace + limit {

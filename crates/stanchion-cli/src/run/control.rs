@@ -23,14 +23,14 @@ pub fn bind(path: &Path) -> anyhow::Result<UnixListener> {
 }
 
 /// Answers for ever; `answer` is what is known now.
-pub async fn serve(listener: UnixListener, answer: impl Fn() -> Value + Clone + 'static) {
+pub async fn serve(listener: UnixListener, answer: impl Fn() -> Value + Clone + Send + 'static) {
     let turns = std::sync::Arc::new(tokio::sync::Semaphore::new(CLIENTS_MAX));
     loop {
         let Ok(turn) = turns.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((client, _)) => {
                 let answer = answer.clone();
-                tokio::task::spawn_local(async move {
+                tokio::spawn(async move {
                     let _gone_is_fine = tokio::time::timeout(TIMEOUT, one(client, answer)).await;
                     drop(turn);
                 });
@@ -41,7 +41,7 @@ pub async fn serve(listener: UnixListener, answer: impl Fn() -> Value + Clone + 
     }
 }
 
-async fn one(mut client: UnixStream, answer: impl Fn() -> Value) -> std::io::Result<()> {
+async fn one(mut client: UnixStream, answer: impl Fn() -> Value + Send) -> std::io::Result<()> {
     let uid = client.peer_cred()?.uid();
     if uid != rustix::process::getuid().as_raw() && uid != 0 {
         return Ok(());

@@ -31,6 +31,8 @@ use tokio::sync::{mpsc, watch};
 const QUEUE: usize = 64;
 /// How often is looked whether a stopped application has ended.
 const LOOK: Duration = Duration::from_millis(20);
+/// Signals closer together than this are one wish.
+const SAME_INTERRUPT: Duration = Duration::from_millis(700);
 
 /// Runs a job.
 pub struct Driver<'a> {
@@ -48,6 +50,7 @@ pub struct Driver<'a> {
     /// To be launched on these agents once nothing of the last launch is left.
     launch_wanted: Option<Vec<AgentId>>,
     interrupts: u32,
+    interrupted_at: Option<Instant>,
     halted: bool,
     facts: Arc<Mutex<Value>>,
     grace: Duration,
@@ -118,6 +121,7 @@ impl<'a> Driver<'a> {
             stop_wanted: false,
             launch_wanted: None,
             interrupts: 0,
+            interrupted_at: None,
             halted: false,
             facts: Arc::new(Mutex::new(Value::Null)),
             grace,
@@ -306,6 +310,11 @@ impl<'a> Driver<'a> {
 
     /// True if everything shall be killed.
     fn interrupt(&mut self) -> bool {
+        // A wrapper passes on what the terminal has sent to all already: that is one.
+        if self.interrupted_at.is_some_and(|t| t.elapsed() < SAME_INTERRUPT) {
+            return false;
+        }
+        self.interrupted_at = Some(Instant::now());
         self.interrupts += 1;
         if self.interrupts > 1 {
             let text = "interrupted again: everything is killed".to_owned();
