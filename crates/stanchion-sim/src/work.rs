@@ -29,8 +29,8 @@ impl Running {
             | Work::Stat { key, .. }
             | Work::Digest { key, .. }
             | Work::Encode { key, .. }
-            | Work::FlushAbort { key, .. }
-            | Work::DeletePersistent { key, .. } => *key,
+            | Work::FlushAbort { key, .. } => *key,
+            Work::Forget { key, .. } => key.unwrap_or_default(),
             Work::Verify(m)
             | Work::Rebuild { manifest: m, .. }
             | Work::FlushPrepare { manifest: m, .. }
@@ -126,6 +126,13 @@ impl World {
             }
             Ok(Some(result)) => result,
             Err((trouble, source)) => {
+                let restores = matches!(
+                    running.work,
+                    Work::Verify(_) | Work::Rebuild { .. } | Work::Fetch { .. }
+                );
+                if restores && matches!(trouble.cause, Cause::NoSpace | Cause::Os(_)) {
+                    self.judge.excused = true;
+                }
                 self.note(|| format!("a{} task {task} fails: {trouble}", id.0));
                 TaskResult::Failed { trouble, source }
             }
@@ -167,7 +174,9 @@ impl World {
                 Ok(Some(done()))
             }
             Work::Verify(m) => {
-                self.space(id)?;
+                if !self.agents[&id].store.sized(&m) {
+                    self.space(id)?;
+                }
                 let Some(p) = self.agents.get_mut(&id) else { return Ok(None) };
                 let (bad, bad_files) = p.store.verify(&m);
                 Ok(Some(TaskResult::Verified { bad, bad_files }))
@@ -198,8 +207,10 @@ impl World {
                 self.judge_indexed(&record);
                 Ok(Some(done()))
             }
-            Work::DeletePersistent { key, .. } => {
-                self.prefix.delete(key);
+            Work::Forget { key, .. } => {
+                if let Some(key) = key {
+                    self.prefix.delete(key);
+                }
                 Ok(Some(done()))
             }
         }

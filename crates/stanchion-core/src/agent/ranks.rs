@@ -177,10 +177,11 @@ impl Agent {
                 self.tick_waits();
             }
             Request::Warn { text } => {
+                // The runner escapes what it shows; here only lines are kept whole.
                 let shown: String = text
                     .chars()
                     .take(limits::TEXT_BYTES_MAX)
-                    .flat_map(char::escape_debug)
+                    .map(|c| if c.is_control() { ' ' } else { c })
                     .collect();
                 self.log(Severity::Warn, shown);
                 self.answer(conn, Answer::Ok);

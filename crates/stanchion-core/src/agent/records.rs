@@ -217,11 +217,12 @@ impl Agent {
                 }
                 self.log(Severity::Debug, format!("dataset {key} stays unprotected: {trouble}"));
                 self.root_protect_failed(key, trouble);
+                self.evict();
             }
             Record::FlushStart(key, attempt) => self.flush_started(key, attempt),
             Record::FlushPublish(key, attempt) => self.flush_publishing(key, attempt),
             Record::FlushAbort(key, attempt, trouble) => self.flush_aborted(key, attempt, trouble),
-            Record::Forget(key, _) => self.forget(key),
+            Record::Forget(key) => self.forget(key),
             Record::Settings(pairs) => {
                 if let Some(view) = &mut self.view {
                     for (name, value) in &pairs {
@@ -306,7 +307,10 @@ impl Agent {
                 gone.push(*key);
             }
         }
-        gone.retain(|k| Some(*k) != restart && !self.datasets[k].flush.busy());
+        gone.retain(|k| {
+            let d = &self.datasets[k];
+            Some(*k) != restart && !d.flush.busy() && !d.protecting()
+        });
         self.remove(gone);
     }
 
@@ -339,7 +343,7 @@ impl super::TaskFor {
             | Rebuild(k, ..)
             | Flush(k, ..)
             | Index(k, _) => keys.contains(k),
-            Nothing => false,
+            Forget(..) | Nothing => false,
         }
     }
 }
