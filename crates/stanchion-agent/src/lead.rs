@@ -24,6 +24,8 @@ use crate::secret::Secret;
 const TICK: Duration = Duration::from_millis(100);
 /// The prefix's lease is written so often.
 const LEASE_EVERY: Duration = Duration::from_secs(5);
+/// Longest wait for the first one.
+const FIRST_LEASE_DEADLINE: Duration = Duration::from_secs(10);
 /// A prefix that does not answer for so long cannot be read.
 const INDEX_DEADLINE: Duration = Duration::from_secs(120);
 /// At the end: for agents to take their last message and hang up, and for the outer world to listen.
@@ -88,8 +90,13 @@ pub async fn lead_with<M: ControllerMind>(
         prefix: prefix.clone(),
         status,
     };
-    let (stop_lease, mut lease) = keep_lease(prefix, core.epoch, role);
+    let (stop_lease, mut lease, written) = keep_lease(prefix, core.epoch, role);
     let mut lease_kept = true;
+    // Nothing is decided before others can see that somebody decides (FM-C5); but a prefix that does not
+    // answer is no reason not to lead.
+    if tokio::time::timeout(FIRST_LEASE_DEADLINE, written).await.is_err() {
+        warn!("the prefix does not answer; leading without a lease");
+    }
     let mut ended = None;
     for agent in agents {
         lead.outside(ControllerEvent::AgentUp(agent), &mut ended);
@@ -107,10 +114,12 @@ pub async fn lead_with<M: ControllerMind>(
                 Some(event) => lead.outside(event, &mut ended),
                 None => outside_open = false,
             },
-            higher = &mut lease, if lease_kept => match higher {
-                Ok(Some(epoch)) => break Outcome::Fenced(epoch),
-                _ => lease_kept = false,
-            },
+            higher = &mut lease, if lease_kept => {
+                lease_kept = false;
+                if let Ok(Some(epoch)) = higher {
+                    break Outcome::Fenced(epoch);
+                }
+            }
             () = tokio::time::sleep_until(tick) => {
                 tick = Instant::now() + TICK;
                 lead.step(ControllerEvent::Tick, &mut ended);
@@ -274,13 +283,15 @@ fn forward(
 }
 
 /// Keeps the lease on a thread of its own until the sender is dropped; then removes it. Gives the higher
-/// epoch if there is one (FM-S11).
+/// epoch if there is one (FM-S11), and tells when it was written or failed for the first time.
 fn keep_lease(
     prefix: PathBuf,
     epoch: Epoch,
     role: &'static str,
-) -> (std::sync::mpsc::Sender<()>, oneshot::Receiver<Option<Epoch>>) {
+) -> (std::sync::mpsc::Sender<()>, oneshot::Receiver<Option<Epoch>>, oneshot::Receiver<()>) {
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let (tell, written) = oneshot::channel();
+    let mut tell = Some(tell);
     let kept = off_thread(move || {
         let mut told = false;
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -288,25 +299,46 @@ fn keep_lease(
         loop {
             let (host, role) = (host.clone(), role.to_owned());
             let lease = LeaseFile { epoch, host, pid, unix_s: unix_s(), role };
-            match Prefix::open(&prefix).and_then(|p| p.write_lease(&lease)) {
-                Ok(()) => told = false,
-                Err(trouble) if trouble.cause == Cause::Fenced => {
-                    let newest = Prefix::open(&prefix).and_then(|p| p.newest_epoch());
-                    return Some(newest.unwrap_or(epoch));
-                }
+            match renew(&prefix, &lease) {
+                Ok(None) => told = false,
+                Ok(Some(higher)) => return Some(higher),
                 Err(trouble) if !std::mem::replace(&mut told, true) => {
                     warn!(%trouble, "the prefix's lease cannot be written");
                 }
                 Err(_) => {}
             }
+            if let Some(tell) = tell.take() {
+                // Nobody may wait for it any more.
+                let _ = tell.send(());
+            }
             if stopped.recv_timeout(LEASE_EVERY) != Err(RecvTimeoutError::Timeout) {
                 break;
             }
         }
-        if let Err(trouble) = Prefix::open(&prefix).and_then(|p| p.remove_lease()) {
+        if let Err(trouble) = give_back(&prefix, epoch) {
             debug!(%trouble, "the prefix's lease stays");
         }
         None
     });
-    (stop, kept)
+    (stop, kept, written)
+}
+
+/// Writes the lease, unless somebody has taken a higher epoch: then he decides, lease or not.
+fn renew(prefix: &Path, lease: &LeaseFile) -> Result<Option<Epoch>, Trouble> {
+    let prefix = Prefix::open(prefix)?;
+    let newest = prefix.newest_epoch()?;
+    if newest > lease.epoch {
+        return Ok(Some(newest));
+    }
+    prefix.write_lease(lease)?;
+    Ok(None)
+}
+
+/// Removes the lease if it is still ours.
+fn give_back(prefix: &Path, epoch: Epoch) -> Result<(), Trouble> {
+    let prefix = Prefix::open(prefix)?;
+    if prefix.read_lease()?.is_some_and(|lease| lease.epoch == epoch) {
+        prefix.remove_lease()?;
+    }
+    Ok(())
 }
