@@ -362,7 +362,7 @@ impl<M: AgentMind> Daemon<M> {
             AgentAction::EndRanks(conns) => self.ranks.end(&conns),
             AgentAction::Evict(keys) => self.bulk.evict(&keys),
             AgentAction::Log(severity, text) => self.log(severity, text),
-            AgentAction::Lead { agents } => self.lead(agents),
+            AgentAction::Lead { agents, nodes, settings } => self.lead(agents, nodes, settings),
             AgentAction::Exit => return Flow::Leave,
         }
         Flow::On
@@ -383,7 +383,7 @@ impl<M: AgentMind> Daemon<M> {
     }
 
     /// Runs an orphans' controller beside this agent, which it reaches by TCP like all others.
-    fn lead(&mut self, agents: Vec<AgentAddr>) {
+    fn lead(&mut self, agents: Vec<AgentAddr>, nodes: u32, settings: Settings) {
         if self.lead.is_some() {
             return;
         }
@@ -392,9 +392,9 @@ impl<M: AgentMind> Daemon<M> {
         let core = ControllerConfig {
             job: self.who.job,
             epoch: Default::default(),
-            nodes: count,
+            nodes,
             agents: count,
-            settings: self.settings.clone(),
+            settings,
             purpose: Purpose::WindDown,
             from_scratch: false,
             bugs: Bugs::default(),

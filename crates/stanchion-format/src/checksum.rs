@@ -6,7 +6,9 @@
 use serde::{Deserialize, Serialize};
 
 /// A CRC-64/NVME.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct Crc(pub u64);
 

@@ -3,6 +3,7 @@
 //! Everything here may arrive late, twice, in another order or not at all (FM-F6): receivers are
 //! idempotent, senders repeat until answered. What belongs to another incarnation is ignored (FM-S1).
 
+use crate::checksum::Crc;
 use crate::client::{Ask, Code, SettingPair};
 use crate::ids::{
     AgentId, Ancestry, DatasetNo, Epoch, Incarnation, Key, Level, PeerId, RankId, SlotId,
@@ -285,6 +286,8 @@ pub struct Contrib {
     pub ranges: Vec<RankRange>,
     /// `Init`: the number of ranks that they all claim; 0: none yet.
     pub size: u32,
+    /// `FlushPublish`: the checksum of each slot's manifest, for the index record.
+    pub slots: Vec<(SlotId, Crc)>,
 }
 
 /// Where a dataset's time went, microseconds; the longest over ranks or agents.

@@ -339,7 +339,8 @@ fn a_slot_that_moved_takes_its_own_leftovers() {
 fn damage_in_the_cache_never_reaches_the_prefix() {
     // FM-F9, FM-V6
     let path = "ckpt.1/rank_1.dat";
-    let damages: [(fn(&mut Vec<u8>), bool); 3] =
+    type Damage = (fn(&mut Vec<u8>), bool);
+    let damages: [Damage; 3] =
         [(|d| d[9] ^= 1, true), (|d| d.truncate(10), false), (|d| *d = bytes(3, d.len()), true)];
     for (damage, same_size) in damages {
         let (fs, prefix, epoch) = started();

@@ -77,6 +77,9 @@ pub struct Judge {
     epochs: BTreeMap<AgentId, Epoch>,
     answers: BTreeMap<(usize, u64), (usize, String)>,
     pub(crate) lost: BTreeSet<AgentId>,
+    /// Slots that were verified for a restart: what happens to their files until the ranks have read
+    /// them nobody can know (FM-N2).
+    pub(crate) verified: BTreeSet<(Key, SlotId)>,
     /// The index could not be read since the last decision.
     pub index_failed: bool,
     /// The runner of this run was killed.
@@ -304,6 +307,7 @@ impl World {
                 }
             }
             Report::Dropped(key, _) => self.judge_dropped(*key),
+            Report::RestartDone(_) => self.judge.verified.clear(),
             Report::Level(key, level, _) => self.judge_level(inc, *key, *level),
             Report::Forgotten(key) => {
                 self.judge.promises.remove(key);
@@ -354,6 +358,7 @@ impl World {
     fn judge_plan(&mut self, plan: &Plan) {
         let expected = self.expected(!self.judge.index_failed);
         self.judge.index_failed = false;
+        self.judge.verified.clear();
         self.judge.plan = Some(plan.clone());
         for entry in &plan.ledger {
             let key = entry.info.key;

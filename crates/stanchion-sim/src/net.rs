@@ -4,7 +4,7 @@ use crate::fault::Moment;
 use crate::world::{Event, Peer, RUNNER_PLACE, World};
 use stanchion_core::api::{AgentEvent, ControllerEvent};
 use stanchion_format::ids::{AgentId, PeerId};
-use stanchion_format::peer::{Msg, Record};
+use stanchion_format::peer::{Holdings, Msg, Record, Report};
 
 impl World {
     /// Are two places cut off from each other now?
@@ -168,9 +168,15 @@ impl World {
         if self.trace.is_none() || matches!(msg, Msg::Ping(_) | Msg::Pong(_)) {
             return;
         }
-        let mut text = format!("{msg:?}");
-        if text.len() > 400 {
-            let cut = text.floor_char_boundary(400);
+        let mut text = match msg {
+            Msg::Up(inc, id, c) => format!("Up({inc}, {id:?}, {} ranks, {:?})", c.ranks, c.trouble),
+            Msg::Report(inc, n, report) => format!("Report({inc}, {n}, {})", brief(report)),
+            Msg::Holdings(h) => holdings(h),
+            Msg::ReportAck(..) => return,
+            msg => format!("{msg:?}"),
+        };
+        if text.len() > 300 {
+            let cut = text.floor_char_boundary(300);
             text.truncate(cut);
         }
         self.note(|| format!("  {} > {}  {text}", name(from), name(to)));
@@ -183,4 +189,29 @@ pub(crate) fn name(peer: Peer) -> String {
         Peer::Agent(a) => format!("a{}", a.0),
         Peer::Ctrl(c) => format!("c{c}"),
     }
+}
+
+fn brief(report: &Report) -> String {
+    match report {
+        Report::Began(info) => format!("Began({})", info.key),
+        Report::Committed(info, _) => format!("Committed({})", info.key),
+        Report::Level(key, level, _) => format!("Level({key}, {level:?})"),
+        other => format!("{other:?}"),
+    }
+}
+
+fn holdings(h: &Holdings) -> String {
+    let datasets: Vec<String> = h
+        .datasets
+        .iter()
+        .map(|d| {
+            let slots: Vec<String> = d
+                .slots
+                .iter()
+                .map(|s| format!("{}:{}{}", s.slot, u8::from(s.data), u8::from(s.parity)))
+                .collect();
+            format!("{} cert {} {:?} [{}]", d.info.key, d.certified, d.levels, slots.join(" "))
+        })
+        .collect();
+    format!("Holdings({}.{} inc {}; {})", h.epoch, h.round, h.inc, datasets.join("; "))
 }

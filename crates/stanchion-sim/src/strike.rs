@@ -119,12 +119,16 @@ impl World {
     fn rot_data(&mut self, i: usize, n: u32) {
         let what = self.sc.faults[i].what;
         let mut rng = Rng::new(self.sc.seed, 100 + i as u64);
+        let restart = self.judge.plan.as_ref().and_then(|p| p.restart).map(|(k, _)| k);
+        let verified = self.judge.verified.clone();
+        let read = |k: Key, s: SlotId| restart == Some(k) && verified.contains(&(k, s));
         let Some(p) = self.who(n).and_then(|a| self.agents.get_mut(&a)) else { return };
         let vouched: Vec<_> = p
             .store
             .files
             .iter()
             .filter(|((k, s, ..), b)| p.store.published.contains_key(&(*k, *s)) && !b.is_empty())
+            .filter(|((k, s, ..), _)| !read(*k, *s))
             .map(|(id, _)| id.clone())
             .collect();
         if vouched.is_empty() {

@@ -41,6 +41,16 @@ impl Running {
     }
 }
 
+impl Running {
+    fn slot(&self) -> Option<SlotId> {
+        match &self.work {
+            Work::Digest { slot, .. } | Work::Fetch { slot, .. } => Some(*slot),
+            Work::Verify(m) => Some(m.slot),
+            _ => None,
+        }
+    }
+}
+
 /// A step's end: more to do, or the result.
 type Step = Result<Option<TaskResult>, (Trouble, Option<usize>)>;
 
@@ -101,6 +111,11 @@ impl World {
         let result = self.work_step(id, &mut running);
         if !wanted || self.violation.is_some() {
             return;
+        }
+        if matches!(running.work, Work::Verify(_) | Work::Digest { .. } | Work::Fetch { .. })
+            && let Some(slot) = running.slot()
+        {
+            self.judge.verified.insert((running.key(), slot));
         }
         let result = match result {
             Ok(None) => {

@@ -98,6 +98,7 @@ pub(super) fn merge(a: &mut Contrib, b: &Contrib) {
     a.times = a.times.max(b.times);
     a.ranges.extend_from_slice(&b.ranges);
     a.ranges = join_ranges(std::mem::take(&mut a.ranges));
+    a.slots.extend_from_slice(&b.slots);
     if a.size == 0 {
         a.size = b.size;
     } else if b.size != 0 && b.size != a.size && a.trouble.is_none() {
@@ -133,6 +134,9 @@ impl Agent {
         let child = self.view.as_ref().is_some_and(|v| v.tree.children().contains(&from));
         if !child || self.phase != Phase::Open && self.phase != Phase::Restored {
             // Not yet open: the child sends again.
+            return;
+        }
+        if self.ranks.ended() && matches!(id, CollId::Init | CollId::Seq(_)) {
             return;
         }
         if let CollId::Seq(n) = id

@@ -42,8 +42,8 @@ struct Active {
     key: Key,
     attempt: u32,
     since: Millis,
-    /// Checksums of the slots' manifests as they are known; filled by the publish answers.
-    indexing: bool,
+    /// Its abort is issued, and not yet announced.
+    aborting: bool,
 }
 
 /// What the root flushes.
@@ -168,11 +168,22 @@ impl Agent {
             Step::Prepare => CollId::FlushPrepare(key, attempt),
             Step::Publish => CollId::FlushPublish(key, attempt),
         };
+        let slots = self.manifest_sums(key);
         let coll = self.coll(id);
         coll.own.trouble = trouble;
         coll.own.times = times;
+        coll.own.slots = slots;
         coll.own_done = true;
         self.advance(id);
+    }
+
+    /// What vouches for the manifests of my slots.
+    fn manifest_sums(&self, key: Key) -> Vec<(SlotId, Crc)> {
+        let Some(dataset) = self.datasets.get(&key) else { return Vec::new() };
+        self.my_slots()
+            .into_iter()
+            .filter_map(|s| dataset.manifests.get(&s).map(|m| (s, m.crc())))
+            .collect()
     }
 
     pub(super) fn flush_started(&mut self, key: Key, attempt: u32) {
@@ -207,17 +218,18 @@ impl Agent {
             self.answer_coll(id, stanchion_format::peer::Verdict::Ok);
             return;
         }
-        let record = match all.trouble {
-            None => Record::FlushPublish(key, attempt),
-            Some(trouble) => Record::FlushAbort(key, attempt, trouble),
-        };
         if let Some(dataset) = self.datasets.get_mut(&key) {
             dataset.times = dataset.times.max(all.times);
         }
-        let n = self.issue(record);
-        self.answer_coll(id, stanchion_format::peer::Verdict::Record(n));
+        match all.trouble {
+            None => {
+                self.issue(Record::FlushPublish(key, attempt));
+            }
+            Some(trouble) => self.abort_flush(key, attempt, trouble),
+        }
+        self.answer_coll(id, stanchion_format::peer::Verdict::Ok);
         if self.bug(Bug::IndexBeforePublish) {
-            self.write_index(key, attempt);
+            self.write_index(key, attempt, all.slots);
         }
     }
 
@@ -228,22 +240,35 @@ impl Agent {
             return;
         }
         match all.trouble {
-            None => self.write_index(key, attempt),
-            Some(trouble) => {
-                self.issue(Record::FlushAbort(key, attempt, trouble));
-            }
+            None => self.write_index(key, attempt, all.slots),
+            Some(trouble) => self.abort_flush(key, attempt, trouble),
         }
+    }
+
+    /// The flush is over when its abort is announced: until then nothing else is flushed, and `Finish` waits.
+    fn abort_flush(&mut self, key: Key, attempt: u32, trouble: Trouble) {
+        if let Some(active) = self.root.as_mut().and_then(|r| r.flush.active.as_mut()) {
+            active.aborting = true;
+        }
+        self.issue(Record::FlushAbort(key, attempt, trouble));
     }
 
     fn is_active(&self, key: Key, attempt: u32) -> bool {
         self.root
             .as_ref()
             .and_then(|r| r.flush.active.as_ref())
-            .is_some_and(|a| a.key == key && a.attempt == attempt)
+            .is_some_and(|a| a.key == key && a.attempt == attempt && !a.aborting)
     }
 
-    fn write_index(&mut self, key: Key, attempt: u32) {
+    fn write_index(&mut self, key: Key, attempt: u32, mut slots: Vec<(SlotId, Crc)>) {
         let Some(view) = &self.view else { return };
+        slots.sort();
+        let all = (0..view.plan.slots.len() as u32).map(SlotId);
+        if !slots.iter().map(|(slot, _)| *slot).eq(all) {
+            // FM-S12: a part of the job writes no dataset.
+            self.abort_flush(key, attempt, Trouble::new(Cause::Missing));
+            return;
+        }
         let Some(dataset) = self.datasets.get(&key) else { return };
         let record = IndexRecord {
             version: INDEX_VERSION,
@@ -253,13 +278,10 @@ impl Agent {
             ancestry: view.plan.ancestry.clone(),
             info: dataset.info.clone(),
             unix_s: self.now.unix_s,
-            // FM-S12: all slots took part. Each slot's manifest carries its own checksum.
-            slots: (0..view.plan.slots.len() as u32).map(|s| (SlotId(s), Crc(0))).collect(),
+            slots,
             crc: Crc(0),
-        };
-        if let Some(active) = self.root.as_mut().and_then(|r| r.flush.active.as_mut()) {
-            active.indexing = true;
         }
+        .seal();
         self.run(TaskFor::Index(key, attempt), Work::WriteIndex(Box::new(record)));
     }
 
@@ -276,7 +298,7 @@ impl Agent {
             }
             other => {
                 let trouble = Self::trouble_of(other);
-                self.issue(Record::FlushAbort(key, attempt, trouble));
+                self.abort_flush(key, attempt, trouble);
             }
         }
     }
@@ -309,13 +331,11 @@ impl Agent {
             .root
             .as_ref()
             .and_then(|r| r.flush.active.as_ref())
+            .filter(|a| !a.aborting)
             .and_then(|a| (now.since(a.since) > limit).then_some((a.key, a.attempt)));
         if let Some((key, attempt)) = late {
             // FM-V1: a prefix that hangs costs a deadline, not the job.
-            if let Some(root) = &mut self.root {
-                root.flush.active = None;
-            }
-            self.issue(Record::FlushAbort(key, attempt, Trouble::new(Cause::Timeout)));
+            self.abort_flush(key, attempt, Trouble::new(Cause::Timeout));
             return;
         }
         let Some(root) = &mut self.root else { return };
@@ -327,7 +347,7 @@ impl Agent {
                 let Some(root) = &mut self.root else { return };
                 root.flush.attempts += 1;
                 let attempt = root.flush.attempts;
-                root.flush.active = Some(Active { key, attempt, since: now, indexing: false });
+                root.flush.active = Some(Active { key, attempt, since: now, aborting: false });
                 self.issue(Record::FlushStart(key, attempt));
             }
             return;

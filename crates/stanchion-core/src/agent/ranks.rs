@@ -65,6 +65,8 @@ pub(super) struct Ranks {
     asks: BTreeMap<u64, (Ask, BTreeSet<RankId>)>,
     /// Newest seq that any rank has joined.
     newest: u64,
+    /// They were ended within an incarnation: it decides nothing for ranks any more.
+    ended: bool,
 }
 
 impl Ranks {
@@ -74,6 +76,11 @@ impl Ranks {
 
     pub(super) fn any(&self) -> bool {
         !self.by_conn.is_empty()
+    }
+
+    /// Were they ended since the plan was installed?
+    pub(super) fn ended(&self) -> bool {
+        self.ended
     }
 
     pub(super) fn open_dataset(&self) -> Option<Key> {
@@ -122,6 +129,7 @@ impl Ranks {
         self.open = None;
         self.restart_started = false;
         self.restart_done = false;
+        self.ended = false;
     }
 
     fn local_on(&self, slot: SlotId) -> Vec<RankId> {
@@ -147,7 +155,9 @@ impl Agent {
     }
 
     pub(super) fn end_ranks(&mut self) {
-        self.ranks = Ranks::default();
+        // A part of the ranks is gone: what the others asked must not be decided without them.
+        self.ranks = Ranks { ended: true, ..Ranks::default() };
+        self.colls.retain(|id, _| !matches!(id, CollId::Init | CollId::Seq(_)));
         self.out.push(AgentAction::EndRanks(Vec::new()));
     }
 

@@ -55,6 +55,8 @@ pub(super) struct Root {
     halt: Halt,
     advised: bool,
     finalized: bool,
+    /// Ranks of the job, once all have come.
+    ranks: u32,
     pub(super) flush: super::flush::RootFlush,
 }
 
@@ -77,9 +79,11 @@ impl Root {
             halt: Halt::default(),
             advised: false,
             finalized: false,
+            ranks: 0,
             flush: super::flush::RootFlush::default(),
         };
         if let Some(old) = old {
+            root.ranks = if plan.keep_ranks { old.ranks } else { 0 };
             root.need_calls = old.need_calls;
             root.halt = old.halt;
         }
@@ -137,6 +141,7 @@ impl Agent {
                 self.answer_coll(id, Verdict::Failed(Code::Invalid, trouble));
             }
             Ok(pairs) => {
+                self.root_mut().ranks = all.size;
                 self.report(Report::RanksReady { ranks: all.size });
                 let verdict = if pairs.is_empty() {
                     Verdict::Ok
@@ -376,6 +381,9 @@ impl Agent {
         };
         let now = self.now.mono;
         let since = self.coll(id).since;
+        // FM-S2: who does not speak has not said yes.
+        let silent = all.ranks != self.root_mut().ranks;
+        let trouble = all.trouble.or(silent.then(|| Trouble::new(Cause::Unreachable)));
         let Some(dataset) = self.datasets.get_mut(&key) else { return };
         let mut info = dataset.info.clone();
         info.ranks = all.ranks;
@@ -384,7 +392,7 @@ impl Agent {
         info.placement = all.ranges.clone();
         dataset.times = dataset.times.max(all.times);
         dataset.times.coordinate_us = now.since(since) * 1000;
-        let n = match all.trouble {
+        let n = match trouble {
             Some(trouble) => self.issue(Record::Drop(key, trouble)),
             None => self.issue(Record::Commit(Box::new(info))),
         };

@@ -14,13 +14,16 @@ use crate::cache::{Cache, cancelled};
 use crate::fs::{self, Handle, How};
 use crate::trouble::At;
 
+/// Takes verified bytes and their offset.
+type Take<'a> = dyn FnMut(&[u8], u64) -> Result<(), Trouble> + 'a;
+
 /// Reads a file chunk by chunk and hands on what is verified.
 fn verified(
     file: &dyn Handle,
     entry: &FileEntry,
     chunk_bytes: u32,
     buf: &mut Vec<u8>,
-    take: &mut dyn FnMut(&[u8], u64) -> Result<(), Trouble>,
+    take: &mut Take<'_>,
 ) -> Result<(), Trouble> {
     let path = entry.path.as_str();
     let have = file.stat().at(path)?.bytes;

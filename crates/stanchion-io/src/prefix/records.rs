@@ -116,23 +116,6 @@ impl Prefix {
         }
     }
 
-    /// Completes a record with the checksums of the manifests that its slots have just written, and
-    /// seals it. Every slot must have written one: half a job never makes a record (FM-S12). The root
-    /// reads them here instead of gathering them from all agents: their number is that of nodes, and
-    /// what vouches for the files is then what lies beside them.
-    pub fn vouch(&self, mut rec: IndexRecord) -> Result<IndexRecord, Trouble> {
-        for (slot, crc) in &mut rec.slots {
-            let file = slot_file(rec.info.key, *slot);
-            let bytes = fs::read_small(&*self.fs, Path::new(&file), limits::INDEX_FILE_BYTES_MAX)
-                .at(file.as_str())?;
-            let found = SlotFile::parse(&bytes)
-                .filter(|f| f.manifest.key == rec.info.key && f.manifest.slot == *slot)
-                .ok_or_else(|| Trouble::new(Cause::Malformed).slot(*slot).file(file))?;
-            *crc = found.crc;
-        }
-        Ok(rec.seal())
-    }
-
     /// Makes the record disappear, durably. The files stay.
     pub fn withdraw(&self, key: Key) -> Result<(), Trouble> {
         self.writable()?;
