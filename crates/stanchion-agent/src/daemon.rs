@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stanchion_core::bugs::Bugs;
 use stanchion_core::agent::{Agent, AgentConfig};
 use stanchion_core::api::{
     AgentAction, AgentEvent, ControllerAction, ControllerEvent, Now, Outcome,
 };
+use stanchion_core::bugs::Bugs;
 use stanchion_core::controller::{ControllerConfig, Purpose, Status};
 use stanchion_format::config::Settings;
 use stanchion_format::ids::{AgentId, JobId, PeerId};
@@ -377,7 +377,8 @@ impl<M: AgentMind> Daemon<M> {
         }
         let wanted = severity != Severity::Debug || self.settings.number("debug") > 0;
         if wanted && self.links.stands(PeerId::Controller) {
-            text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
+            let fits = (0..=TEXT_BYTES_MAX.min(text.len())).rev();
+            text.truncate(fits.into_iter().find(|at| text.is_char_boundary(*at)).unwrap_or(0));
             self.links.send(PeerId::Controller, Msg::Notice(severity, text));
         }
     }

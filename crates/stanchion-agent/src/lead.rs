@@ -107,10 +107,12 @@ pub async fn lead_with<M: ControllerMind>(
                 Some(event) => lead.outside(event, &mut ended),
                 None => outside_open = false,
             },
-            higher = &mut lease, if lease_kept => match higher {
-                Ok(Some(epoch)) => break Outcome::Fenced(epoch),
-                _ => lease_kept = false,
-            },
+            higher = &mut lease, if lease_kept => {
+                lease_kept = false;
+                if let Ok(Some(epoch)) = higher {
+                    break Outcome::Fenced(epoch);
+                }
+            }
             () = tokio::time::sleep_until(tick) => {
                 tick = Instant::now() + TICK;
                 lead.step(ControllerEvent::Tick, &mut ended);
@@ -288,12 +290,9 @@ fn keep_lease(
         loop {
             let (host, role) = (host.clone(), role.to_owned());
             let lease = LeaseFile { epoch, host, pid, unix_s: unix_s(), role };
-            match Prefix::open(&prefix).and_then(|p| p.write_lease(&lease)) {
-                Ok(()) => told = false,
-                Err(trouble) if trouble.cause == Cause::Fenced => {
-                    let newest = Prefix::open(&prefix).and_then(|p| p.newest_epoch());
-                    return Some(newest.unwrap_or(epoch));
-                }
+            match renew(&prefix, &lease) {
+                Ok(None) => told = false,
+                Ok(Some(higher)) => return Some(higher),
                 Err(trouble) if !std::mem::replace(&mut told, true) => {
                     warn!(%trouble, "the prefix's lease cannot be written");
                 }
@@ -303,10 +302,30 @@ fn keep_lease(
                 break;
             }
         }
-        if let Err(trouble) = Prefix::open(&prefix).and_then(|p| p.remove_lease()) {
+        if let Err(trouble) = give_back(&prefix, epoch) {
             debug!(%trouble, "the prefix's lease stays");
         }
         None
     });
     (stop, kept)
+}
+
+/// Writes the lease, unless somebody has taken a higher epoch: then he decides, lease or not.
+fn renew(prefix: &Path, lease: &LeaseFile) -> Result<Option<Epoch>, Trouble> {
+    let prefix = Prefix::open(prefix)?;
+    let newest = prefix.newest_epoch()?;
+    if newest > lease.epoch {
+        return Ok(Some(newest));
+    }
+    prefix.write_lease(lease)?;
+    Ok(None)
+}
+
+/// Removes the lease if it is still ours.
+fn give_back(prefix: &Path, epoch: Epoch) -> Result<(), Trouble> {
+    let prefix = Prefix::open(prefix)?;
+    if prefix.read_lease()?.is_some_and(|lease| lease.epoch == epoch) {
+        prefix.remove_lease()?;
+    }
+    Ok(())
 }

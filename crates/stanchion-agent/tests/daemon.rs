@@ -12,6 +12,7 @@ use stanchion_agent::link::{Credentials, LinkEvent, Links, Tuning};
 use stanchion_agent::mind::{AgentMind, ControllerMind};
 use stanchion_agent::secret::Secret;
 use stanchion_core::api::*;
+use stanchion_core::bugs::Bugs;
 use stanchion_core::controller::{ControllerConfig, Purpose, Status};
 use stanchion_format::client::{Answer, KIND_REQUEST, Request};
 use stanchion_format::config::Settings;
@@ -289,7 +290,8 @@ fn what_does_not_start_says_why_and_leaves_nothing() {
     no_cache.listen = "203.0.113.1".parse().unwrap();
     let error = run_with(no_cache, mind, never, std::future::pending::<()>).unwrap_err();
     assert!(matches!(error, AgentError::Listen(_)), "{error}");
-    assert!(!format!("{:?}", options(1, dir.path())).contains('9'), "a secret is never shown");
+    let shown = format!("{:?}", options(1, dir.path()));
+    assert!(shown.contains("Secret(..)") && !shown.contains("9, 9"), "{shown}");
 }
 
 /// A controller by a rule.
@@ -314,6 +316,8 @@ fn lead_config(agents: Vec<AgentAddr>, epoch: Epoch, prefix: &Path) -> LeadConfi
         agents: count,
         settings: Settings::default(),
         purpose: Purpose::Run,
+        from_scratch: false,
+        bugs: Bugs::default(),
     };
     LeadConfig {
         core,
@@ -367,7 +371,9 @@ async fn a_lead_binds_a_controller_to_agents_prefix_and_the_outer_world() {
     // The second agent's address is known only now.
     events.send(ControllerEvent::AgentUp(b.address())).await.unwrap();
     let launch = soon(actions.recv()).await;
-    assert!(matches!(launch, Some(ControllerAction::LaunchApp { slots, run: 0 }) if slots.len() == 2));
+    assert!(
+        matches!(launch, Some(ControllerAction::LaunchApp { slots, run: 0 }) if slots.len() == 2)
+    );
     soon(status.wait_for(|s| s.phase == "ruled")).await.unwrap();
     assert!(b.ended().await.is_ok());
     assert!(matches!(soon(actions.recv()).await, Some(ControllerAction::StopApp)));

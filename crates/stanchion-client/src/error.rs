@@ -15,28 +15,28 @@ pub struct Words(String);
 impl Words {
     /// Makes `text` fit to be shown.
     pub fn new(text: &str) -> Words {
-        let mut words = String::with_capacity(text.len().min(limits::TEXT_BYTES_MAX));
-        for c in text.chars() {
-            if words.len() + 12 > limits::TEXT_BYTES_MAX {
-                words.push('…');
-                break;
-            }
-            match c {
-                '\n' => words.push(c),
-                c if c.is_control() => words.extend(c.escape_default()),
-                c => words.push(c),
-            }
-        }
-        Words(words)
+        Words::made(text, limits::TEXT_BYTES_MAX, |c| c.is_control() && c != '\n')
     }
 
     /// A name or path: as [`Words::new`], without line breaks, and shorter.
     pub fn name(text: &str) -> Words {
-        const NAME_CHARS: usize = 240;
-        let mut words: String =
-            text.chars().take(NAME_CHARS).flat_map(char::escape_debug).collect();
-        if text.chars().nth(NAME_CHARS).is_some() {
-            words.push('…');
+        Words::made(text, 512, char::is_control)
+    }
+
+    fn made(text: &str, max: usize, escape: impl Fn(char) -> bool) -> Words {
+        // What one more character and the ellipsis may need.
+        const ROOM: usize = 16;
+        let mut words = String::with_capacity(text.len().min(max));
+        for c in text.chars() {
+            if words.len() + ROOM > max {
+                words.push('…');
+                break;
+            }
+            if escape(c) {
+                words.extend(c.escape_default());
+            } else {
+                words.push(c);
+            }
         }
         Words(words)
     }
@@ -286,6 +286,7 @@ mod tests {
         assert_eq!(Words::new("a\u{1b}[1m\nb").as_str(), "a\\u{1b}[1m\nb");
         assert_eq!(Words::name("a\nb").as_str(), "a\\nb");
         assert!(Words::new(&"ä".repeat(10_000)).as_str().len() <= limits::TEXT_BYTES_MAX);
-        assert!(Words::name(&"x".repeat(5_000)).as_str().len() < 300);
+        assert!(Words::name(&"x".repeat(5_000)).as_str().len() <= 512);
+        assert_eq!(Words::name("it's").as_str(), "it's");
     }
 }

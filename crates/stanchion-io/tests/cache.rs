@@ -395,7 +395,7 @@ fn opens_only_what_is_its_own() {
     std::fs::write(outside.join("f"), "f").unwrap();
     std::fs::write(root.join("x/y/f"), "f").unwrap();
     symlink(&outside, root.join("x/link")).unwrap();
-    std::fs::set_permissions(root.join("x/y"), std::fs::Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(root.join("x/y"), std::fs::Permissions::from_mode(0o0)).unwrap();
     std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o755)).unwrap();
     let cache = Cache::open(&root, 1 << 20).unwrap();
     assert_eq!(std::fs::read_dir(&root).unwrap().count(), 0);
@@ -471,6 +471,28 @@ fn a_small_real_device_fills_up() {
 }
 
 #[test]
+fn directories_without_rights_are_repaired_too() {
+    // As root this says little.
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let cache = Cache::open(&dir.path().join("cache"), 1 << 20).unwrap();
+    cache.make_dirs(key(1), SLOT, &[RankId(0)]).unwrap();
+    let rank = cache.root().join(place(key(1), SLOT, 0, ""));
+    std::fs::create_dir_all(rank.join("d/e")).unwrap();
+    std::fs::write(rank.join("d/e/f"), "hello").unwrap();
+    std::fs::write(rank.join("d/stale"), "x").unwrap();
+    let decl = [FileDecl { rank: RankId(0), path: "d/e/f".into(), bytes: 5 }];
+    let m = cache.digest(key(1), SLOT, CHUNK, &decl, &go_on).unwrap();
+    std::fs::remove_file(rank.join("d/e/f")).unwrap();
+    for (dir, mode) in [("d/e", 0o100), ("d", 0o500)] {
+        std::fs::set_permissions(rank.join(dir), std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    assert_eq!(cache.verify(&m, &go_on), Ok((vec![0], vec!["d/e/f".into()])));
+    cache.write_chunk(&m, 0, b"hello").unwrap();
+    assert_eq!(cache.verify(&m, &go_on), Ok((vec![], vec![])));
+    assert!(!rank.join("d/stale").exists());
+}
+
+#[test]
 fn eviction_takes_what_the_application_protected() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let cache = Cache::open(&dir.path().join("cache"), 1 << 20).unwrap();
@@ -479,8 +501,9 @@ fn eviction_takes_what_the_application_protected() {
     std::fs::create_dir_all(rank.join("d/e")).unwrap();
     std::fs::write(rank.join("d/e/f"), "x").unwrap();
     std::fs::write(rank.join(std::ffi::OsStr::new("\u{fffd} strange")), "x").unwrap();
-    for dir in ["d/e", "d"] {
-        std::fs::set_permissions(rank.join(dir), std::fs::Permissions::from_mode(0o500)).unwrap();
+    std::fs::create_dir(rank.join("d/closed")).unwrap();
+    for (dir, mode) in [("d/closed", 0o0), ("d/e", 0o500), ("d", 0o600)] {
+        std::fs::set_permissions(rank.join(dir), std::fs::Permissions::from_mode(mode)).unwrap();
     }
     cache.evict(&[key(1)]);
     assert_eq!(std::fs::read_dir(cache.root()).unwrap().count(), 0);

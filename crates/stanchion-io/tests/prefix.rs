@@ -411,6 +411,15 @@ fn only_records_of_replaced_files_are_withdrawn() {
     assert_eq!(assert_index_true(&prefix, "published"), [1, 3]);
     prefix.write_index(&fourth.record(prefix.job().unwrap(), epoch)).unwrap();
     assert_eq!(assert_index_true(&prefix, "indexed"), [1, 3, 4]);
+    // One that is void renames nothing.
+    let late = Dataset::rotating(5);
+    late.prepare(&prefix, 1).unwrap();
+    let stopped = prefix.flush_publish(&late.manifests[0], 1, &|| true).unwrap_err();
+    assert_eq!(stopped.cause, Cause::Closing);
+    prefix.flush_abort(key(5), 1);
+    assert!(late.publish(&prefix, 1).is_err());
+    prefix.write_index(&fourth.record(prefix.job().unwrap(), epoch)).unwrap();
+    assert_eq!(assert_index_true(&prefix, "a late one"), [1, 3, 4]);
     // Twice published is as good as once; without its files it is not.
     fourth.publish(&prefix, 1).unwrap();
     fs.tamper("rotating/rank_0.dat", |data| data[0] ^= 1);

@@ -1,7 +1,7 @@
 //! The one job that SCR's interface knows: its state, and how its errors reach the user.
 
 use crate::asked::{self, Asked, Late};
-use stanchion::{Client, Environment, Error, Options, Words};
+use stanchion::{Client, Code, Environment, Error, Options, Words};
 use stanchion_format::config::{self, ConfigError, Setting};
 use stanchion_format::scr_line::{self, ScrLine, ScrLineError};
 use std::collections::BTreeSet;
@@ -44,6 +44,11 @@ impl From<ConfigError> for Failure {
 }
 
 impl Failure {
+    /// Does the job report it by itself? A dropped dataset is news of its own.
+    fn told(&self) -> bool {
+        matches!(self, Failure::Client(Error::Refused { code: Code::Dropped, .. }))
+    }
+
     /// Do all ranks have it alike? Then one of them says it.
     fn common(&self) -> bool {
         match self {
@@ -229,7 +234,7 @@ impl Job {
 
     /// Says something that is worth saying once.
     fn once(&mut self, text: &str) {
-        if self.said.insert(text.to_owned()) {
+        if self.messages < MESSAGES_MAX && self.said.insert(text.to_owned()) {
             self.say(text);
         }
     }
@@ -243,9 +248,9 @@ impl Job {
             }
         };
         match rank {
-            Some(rank) if rank != 0 && failure.common() => {}
-            Some(rank) => self.say(&format!("rank {rank}: {call}: {failure}")),
-            None => self.say(&format!("{call}: {failure}")),
+            Some(rank) if failure.told() || (rank != 0 && failure.common()) => {}
+            Some(rank) => self.once(&format!("rank {rank}: {call}: {failure}")),
+            None => self.once(&format!("{call}: {failure}")),
         }
         if std::mem::take(&mut self.leaving) {
             self.stage = Stage::Before;

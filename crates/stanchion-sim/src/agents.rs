@@ -12,6 +12,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The job of every history.
 pub const JOB: JobId = JobId(7);
+/// Looks at a lease that is kept, half a second apart, until an orphan leaves.
+const LEASE_TRIES: u32 = 24;
 /// What ranks are told of caches.
 pub const CACHE: &str = "/cache";
 
@@ -97,7 +99,7 @@ impl World {
                 if let Some(p) = self.agents.get_mut(&id) {
                     p.lead = Some(crate::ctrl::LeadWish { agents, nodes, settings });
                 }
-                self.push(1_000, Event::TakeEpoch(id));
+                self.push(1_000, Event::TakeEpoch(id, 0));
             }
             AgentAction::Exit => self.agent_exits(id),
         }
@@ -177,8 +179,22 @@ impl World {
     }
 
     /// Tries to become the controller of orphans.
-    pub(crate) fn take_epoch(&mut self, id: AgentId) {
+    pub(crate) fn take_epoch(&mut self, id: AgentId, tries: u32) {
+        let led = self.agents.get(&id).is_some_and(|p| !p.ctrls.is_empty());
         let Some(wish) = self.agents.get_mut(&id).and_then(|p| p.lead.take()) else { return };
+        if led {
+            return;
+        }
+        if self.prefix.leased(self.now) {
+            if tries > LEASE_TRIES {
+                // The runner lives and does not want this agent any more.
+                return self.agent_exits(id);
+            }
+            if let Some(p) = self.agents.get_mut(&id) {
+                p.lead = Some(wish);
+            }
+            return self.push(500_000, Event::TakeEpoch(id, tries + 1));
+        }
         match self.prefix.take_epoch(self.now) {
             Ok(epoch) => self.start_leader(id, epoch, wish),
             Err(Trouble { cause: Cause::Os(_), .. }) => {
@@ -186,7 +202,7 @@ impl World {
                 if let Some(p) = self.agents.get_mut(&id) {
                     p.lead = Some(wish);
                 }
-                self.push(500_000, Event::TakeEpoch(id));
+                self.push(500_000, Event::TakeEpoch(id, tries));
             }
             Err(_) => {}
         }

@@ -247,9 +247,21 @@ impl World {
                 self.push(500_000, Event::CtrlEnds(c, tries + 1));
             }
             _ => {
+                if host.is_none() {
+                    self.prefix.lease = None;
+                }
                 self.ctrl_gone(c);
                 self.maybe_next_run();
             }
+        }
+    }
+
+    /// A runner says in the prefix that it is there.
+    pub(crate) fn keep_lease(&mut self, c: CtrlId) {
+        let p = &self.ctrls[&c];
+        if p.host.is_none() && p.epoch.0 == self.prefix.epoch && self.prefix.check(self.now).is_ok()
+        {
+            self.prefix.lease = Some(self.now);
         }
     }
 

@@ -20,12 +20,16 @@ pub struct Prefix {
     pub slots: BTreeMap<(Key, SlotId), Manifest>,
     /// Records.
     pub index: BTreeMap<Key, IndexRecord>,
+    /// When a runner said last that it uses the prefix (microseconds).
+    pub lease: Option<u64>,
     /// Everything fails until then (microseconds).
     pub broken_until: u64,
     /// Datasets whose records were withdrawn because their files were replaced.
     pub withdrawn: BTreeSet<Key>,
 }
 
+/// How old a lease is that nobody keeps, microseconds.
+pub const LEASE_STALE_US: u64 = 6_000_000;
 /// The errno of a prefix that fails.
 pub const EIO: i32 = 5;
 
@@ -40,6 +44,12 @@ impl Prefix {
         self.check(now)?;
         self.epoch += 1;
         Ok(Epoch(self.epoch))
+    }
+
+    /// Does a runner live? Orphans take no epoch from one that does: an agent that was given up by its
+    /// runner must not take the prefix from it.
+    pub fn leased(&self, now: u64) -> bool {
+        self.lease.is_some_and(|at| now < at + LEASE_STALE_US)
     }
 
     /// All records, oldest first.

@@ -61,6 +61,14 @@ impl Store {
         Ok(Manifest { key, slot, chunk_bytes, files })
     }
 
+    /// Is every file there, with its size?
+    pub fn sized(&self, m: &Manifest) -> bool {
+        m.files.iter().all(|f| {
+            let file = self.files.get(&(m.key, m.slot, f.rank, f.path.clone()));
+            file.is_some_and(|b| b.len() as u64 == f.bytes)
+        })
+    }
+
     /// Chunks that are missing or damaged, and the files they are in; files get their size.
     pub fn verify(&mut self, m: &Manifest) -> (Vec<u64>, Vec<String>) {
         let (mut bad, mut bad_files) = (Vec::new(), Vec::new());

@@ -126,6 +126,13 @@ impl World {
             }
             Ok(Some(result)) => result,
             Err((trouble, source)) => {
+                let restores = matches!(
+                    running.work,
+                    Work::Verify(_) | Work::Rebuild { .. } | Work::Fetch { .. }
+                );
+                if restores && matches!(trouble.cause, Cause::NoSpace | Cause::Os(_)) {
+                    self.judge.excused = true;
+                }
                 self.note(|| format!("a{} task {task} fails: {trouble}", id.0));
                 TaskResult::Failed { trouble, source }
             }
@@ -167,7 +174,9 @@ impl World {
                 Ok(Some(done()))
             }
             Work::Verify(m) => {
-                self.space(id)?;
+                if !self.agents[&id].store.sized(&m) {
+                    self.space(id)?;
+                }
                 let Some(p) = self.agents.get_mut(&id) else { return Ok(None) };
                 let (bad, bad_files) = p.store.verify(&m);
                 Ok(Some(TaskResult::Verified { bad, bad_files }))

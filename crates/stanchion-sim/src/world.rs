@@ -73,7 +73,7 @@ pub enum Event {
     /// A fault strikes.
     Fault(usize),
     /// An orphan tries to take an epoch.
-    TakeEpoch(AgentId),
+    TakeEpoch(AgentId, u32),
     /// A controller that has said its outcome ends its process.
     CtrlEnds(CtrlId, u32),
     /// The next run over the same prefix begins.
@@ -337,7 +337,7 @@ impl World {
             Event::Request(a, ..)
             | Event::ConnGone(a, _)
             | Event::Task(a, ..)
-            | Event::TakeEpoch(a) => Some(Peer::Agent(*a)),
+            | Event::TakeEpoch(a, _) => Some(Peer::Agent(*a)),
             _ => None,
         }
     }
@@ -357,7 +357,10 @@ impl World {
                 self.push(100_000, Event::Tick(peer));
                 match peer {
                     Peer::Agent(a) => self.agent_event(a, None, AgentEvent::Tick),
-                    Peer::Ctrl(c) => self.ctrl_event(c, ControllerEvent::Tick),
+                    Peer::Ctrl(c) => {
+                        self.keep_lease(c);
+                        self.ctrl_event(c, ControllerEvent::Tick);
+                    }
                 }
             }
             Event::Msg { from, to, msg } => self.deliver(from, to, *msg),
@@ -374,7 +377,7 @@ impl World {
             Event::Index(c) => self.index_read(c),
             Event::Ctrl(c, event) => self.ctrl_event(c, *event),
             Event::Fault(i) => self.strike(i),
-            Event::TakeEpoch(a) => self.take_epoch(a),
+            Event::TakeEpoch(a, tries) => self.take_epoch(a, tries),
             Event::CtrlEnds(c, tries) => self.ctrl_ends(c, tries),
             Event::NextRun => self.begin_run(),
         }

@@ -128,7 +128,7 @@ impl Tools {
                 times.storage_us = micros(start);
             }
             Work::FlushPublish { manifest, attempt } => {
-                self.prefix.get()?.flush_publish(&manifest, attempt)?;
+                self.prefix.get()?.flush_publish(&manifest, attempt, cancelled)?;
                 times.storage_us = micros(start);
             }
             Work::FlushAbort { key, attempt } => self.prefix.get()?.flush_abort(key, attempt),

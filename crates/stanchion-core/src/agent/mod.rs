@@ -151,6 +151,13 @@ impl Dataset {
         }
     }
 
+    /// Is its parity still being made?
+    fn protecting(&self) -> bool {
+        self.protect_since.is_some()
+            && !self.protect_failed
+            && !self.levels.contains(&Level::Protected)
+    }
+
     fn is_checkpoint(&self) -> bool {
         self.info.flags & FLAG_CHECKPOINT != 0
     }
@@ -186,6 +193,8 @@ pub struct Agent {
     now: Now,
     out: Vec<AgentAction>,
     epoch: Epoch,
+    /// The last survey that was answered.
+    surveyed: (Epoch, u32),
     phase: Phase,
     view: Option<View>,
     ranks: ranks::Ranks,
@@ -211,6 +220,7 @@ impl Agent {
             now,
             out: Vec::new(),
             epoch: Epoch(0),
+            surveyed: (Epoch(0), 0),
             phase: Phase::Idle,
             view: None,
             ranks: ranks::Ranks::default(),
@@ -378,6 +388,12 @@ impl Agent {
             self.send(PeerId::Controller, Msg::Fenced(self.epoch));
             return;
         }
+        // A late or repeated one must not end what was installed since (FM-F6).
+        let answered = (epoch, round) == self.surveyed && self.phase != Phase::Idle;
+        if (epoch, round) < self.surveyed || answered {
+            return;
+        }
+        self.surveyed = (epoch, round);
         self.epoch = self.epoch.max(epoch);
         self.stop_work();
         self.phase = Phase::Idle;
@@ -444,10 +460,12 @@ impl Agent {
             return;
         }
         self.epoch = self.epoch.max(inc.epoch);
-        if inc < self.incarnation() {
+        let idle = self.phase == Phase::Idle;
+        if inc < self.incarnation() || (inc == self.incarnation() && idle) {
+            // A survey ended it: the next decision makes a new one (FM-F6).
             return;
         }
-        if inc > self.incarnation() || self.phase == Phase::Idle {
+        if inc > self.incarnation() {
             self.install(plan);
         }
         self.send(PeerId::Controller, Msg::Installed(inc));

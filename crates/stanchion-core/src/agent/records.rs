@@ -217,6 +217,7 @@ impl Agent {
                 }
                 self.log(Severity::Debug, format!("dataset {key} stays unprotected: {trouble}"));
                 self.root_protect_failed(key, trouble);
+                self.evict();
             }
             Record::FlushStart(key, attempt) => self.flush_started(key, attempt),
             Record::FlushPublish(key, attempt) => self.flush_publishing(key, attempt),
@@ -306,7 +307,10 @@ impl Agent {
                 gone.push(*key);
             }
         }
-        gone.retain(|k| Some(*k) != restart && !self.datasets[k].flush.busy());
+        gone.retain(|k| {
+            let d = &self.datasets[k];
+            Some(*k) != restart && !d.flush.busy() && !d.protecting()
+        });
         self.remove(gone);
     }
 

@@ -323,12 +323,7 @@ impl Agent {
 
     /// Begins the dataset that waits, if no more than a bounded number wait for their protection.
     fn try_begin(&mut self) {
-        let waiting = self
-            .datasets
-            .values()
-            .filter(|d| d.protect_since.is_some() && !d.protect_failed)
-            .filter(|d| !d.levels.contains(&Level::Protected))
-            .count();
+        let waiting = self.datasets.values().filter(|d| d.protecting()).count();
         let limit = self.settings().number("collective_timeout_ms");
         let now = self.now.mono;
         let Some(pending) = &self.root_mut().pending_begin else { return };

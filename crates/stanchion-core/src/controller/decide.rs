@@ -104,6 +104,11 @@ impl Controller {
         }
         let slots = self.slots.clone();
         let mut choice = self.choose(&slots);
+        if self.agents.is_empty() {
+            let outcome = self.nobody_left(&choice);
+            self.exit(outcome);
+            return;
+        }
         if choice.restart.is_none() && self.keep_ranks && self.named.is_some() {
             // The application asked for a name that does not exist: it is told so, and all is as before.
             self.named = None;
@@ -160,6 +165,26 @@ impl Controller {
             }
         }
         self.slots = slots;
+    }
+
+    /// How it ends without any agent.
+    fn nobody_left(&self, choice: &Choice) -> Outcome {
+        let trouble = Trouble::new(Cause::Unreachable);
+        let persistent = choice.restart.as_ref().map(|c| c.info.key);
+        match (&self.ending, persistent, self.newest_committed) {
+            (Some(Ending::Success), ..) if self.halted => Outcome::Halted,
+            (Some(Ending::Success), ..) => Outcome::Success { flush_trouble: Some(trouble) },
+            (Some(Ending::Interrupted), ..) => Outcome::Interrupted,
+            (Some(Ending::AppFailed { code, reason }), ..) => {
+                Outcome::AppFailed { code: *code, reason: *reason }
+            }
+            (Some(Ending::WindDown), ..) => {
+                Outcome::WoundDown { persistent, trouble: Some(trouble) }
+            }
+            (_, Some(_), _) => Outcome::NoSpare { have: 0, want: self.cfg.nodes, persistent },
+            (_, None, Some(key)) => Outcome::Unrecoverable { key },
+            (_, None, None) => Outcome::AgentsFailed(trouble),
+        }
     }
 
     /// Must the job end here?

@@ -354,15 +354,16 @@ impl Controller {
         self.check_answers();
     }
 
+    /// Nobody is left. What the prefix has decides on how that is called.
     fn lost_all(&mut self) {
-        let outcome = match self.newest_committed {
-            Some(key) => Outcome::Unrecoverable { key },
-            None => Outcome::AgentsFailed(Trouble::new(Cause::Unreachable)),
-        };
         if self.app_running {
             self.out.push(ControllerAction::StopApp);
         }
-        self.exit(outcome);
+        if self.phase == Phase::Starting {
+            self.exit(Outcome::AgentsFailed(Trouble::new(Cause::Unreachable)));
+        } else {
+            self.survey(true);
+        }
     }
 
     fn stop_app(&mut self) {

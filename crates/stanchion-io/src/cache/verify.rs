@@ -130,14 +130,12 @@ impl Cache {
         files: &BTreeSet<PathBuf>,
         dirs: &BTreeSet<PathBuf>,
     ) -> fs::Result<()> {
-        let entries = match self.fs.list(dir) {
-            Err(Errno::ACCESS) => {
-                self.fs.chmod(dir, 0o700)?;
-                self.fs.list(dir)?
-            }
-            other => other?,
-        };
-        for entry in entries {
+        // Files may have to be made or removed here, whatever rights the application left.
+        let mode = self.fs.stat(dir)?.mode;
+        if mode & 0o700 != 0o700 {
+            self.fs.chmod(dir, mode | 0o700)?;
+        }
+        for entry in self.fs.list(dir)? {
             let path = dir.join(&entry.name);
             match entry.kind {
                 Kind::File if files.contains(&path) => {}

@@ -187,30 +187,29 @@ pub fn remove_tree(fs: &dyn Fs, path: &Path) -> Result<()> {
 
 /// Removes everything in the directory `path`.
 pub fn remove_contents(fs: &dyn Fs, path: &Path) -> Result<()> {
-    let entries = match fs.list(path) {
-        // An application may have taken its own rights away.
-        Err(Errno::ACCESS) if !path.as_os_str().is_empty() => {
-            fs.chmod(path, 0o700)?;
-            fs.list(path)?
-        }
+    let entries = match with_rights(fs, path, || fs.list(path)) {
         Err(Errno::NOENT) => return Ok(()),
         other => other?,
     };
     for entry in entries {
         let inner = path.join(&entry.name);
-        if entry.kind == Kind::Dir {
-            remove_tree(fs, &inner)?;
-            continue;
-        }
-        match gone_is_fine(fs.unlink(&inner)) {
-            Err(Errno::ACCESS) if !path.as_os_str().is_empty() => {
-                fs.chmod(path, 0o700)?;
-                gone_is_fine(fs.unlink(&inner))?;
-            }
-            other => other?,
-        }
+        with_rights(fs, path, || match entry.kind {
+            Kind::Dir => remove_tree(fs, &inner),
+            _ => gone_is_fine(fs.unlink(&inner)),
+        })?;
     }
     Ok(())
+}
+
+/// Does something in our directory `dir`, even if an application took its own rights there away.
+pub fn with_rights<T>(fs: &dyn Fs, dir: &Path, call: impl Fn() -> Result<T>) -> Result<T> {
+    match call() {
+        Err(Errno::ACCESS) if !dir.as_os_str().is_empty() => {
+            fs.chmod(dir, 0o700)?;
+            call()
+        }
+        other => other,
+    }
 }
 
 /// Removes empty directories from `path` upwards, but not `stop` or what is above it.

@@ -273,12 +273,23 @@ impl Prefix {
     }
 
     /// Gives the files their names, durably; records that vouch for what they replace are durably
-    /// withdrawn before (FM-S10). May be repeated after partial success.
-    pub fn flush_publish(&self, m: &Manifest, attempt: u32) -> Result<(), Trouble> {
-        self.publish(m, attempt).map_err(|t| t.slot(m.slot))
+    /// withdrawn before (FM-S10). May be repeated after partial success. `cancel` is asked before every
+    /// rename: one that comes late, when the attempt is void, could replace a newer dataset's file.
+    pub fn flush_publish(
+        &self,
+        m: &Manifest,
+        attempt: u32,
+        cancel: &dyn Fn() -> bool,
+    ) -> Result<(), Trouble> {
+        self.publish(m, attempt, cancel).map_err(|t| t.slot(m.slot))
     }
 
-    fn publish(&self, m: &Manifest, attempt: u32) -> Result<(), Trouble> {
+    fn publish(
+        &self,
+        m: &Manifest,
+        attempt: u32,
+        cancel: &dyn Fn() -> bool,
+    ) -> Result<(), Trouble> {
         self.writable()?;
         let (mut waiting, mut done, mut replaced) = (Vec::new(), Vec::new(), BTreeSet::new());
         for entry in &m.files {
@@ -300,6 +311,9 @@ impl Prefix {
         }
         self.withdraw_for(m, &replaced)?;
         for entry in &waiting {
+            if cancel() {
+                return Err(cancelled());
+            }
             self.put_in_its_place(m, attempt, entry).map_err(|t| t.rank(entry.rank))?;
         }
         self.sync_dirs_of(m)?;

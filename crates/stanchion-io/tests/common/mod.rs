@@ -198,7 +198,7 @@ impl Dataset {
     }
 
     pub fn publish(&self, prefix: &Prefix, attempt: u32) -> Result<(), Trouble> {
-        self.manifests.iter().try_for_each(|m| prefix.flush_publish(m, attempt))
+        self.manifests.iter().try_for_each(|m| prefix.flush_publish(m, attempt, &go_on))
     }
 
     pub fn flush(&self, prefix: &Prefix, epoch: Epoch, attempt: u32) -> Result<(), Trouble> {
