@@ -296,12 +296,13 @@ pub fn all(base: &Path) -> Vec<Found> {
     paths.into_iter().map(look).collect()
 }
 
-/// Removes what jobs left behind of which nobody lives: their caches are of no use, since what is in them
+/// Ends and removes what jobs left behind whose runner and agents are all dead: their caches are of no use, since what is in them
 /// was known to their agents only (FM-F2a). Returns how many.
 pub fn sweep(base: &Path) -> usize {
     let Ok(_lock) = base_lock(base) else { return 0 };
     let dead: Vec<Found> = all(base).into_iter().filter(|f| !f.alive()).collect();
     for found in &dead {
+        crate::procs::end_application(&found.path, std::time::Duration::ZERO);
         remove(&found.path, found.info.as_ref());
     }
     let _others_are_there = std::fs::remove_dir(base);

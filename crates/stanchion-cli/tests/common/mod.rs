@@ -269,7 +269,7 @@ pub fn dataset(prefix: &Path, scratch: &Path, no: u64, name: &str, flags: u32) -
         }
         let manifest = cache.digest(key, slot, CHUNK, &decls, &|| false).unwrap();
         prefix.flush_prepare(&cache, &manifest, 1, &|| false).unwrap();
-        prefix.flush_publish(&manifest, 1).unwrap();
+        prefix.flush_publish(&manifest, 1, &|| false).unwrap();
         manifests.push(manifest);
     }
     prefix.write_index(&record(epoch, job, key, name, flags, &manifests)).unwrap();
