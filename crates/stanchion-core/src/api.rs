@@ -229,12 +229,15 @@ pub enum Work {
     },
     /// Make the record appear by link(), after checking that no higher epoch was taken (FM-S9, FM-S11).
     WriteIndex(Box<IndexRecord>),
-    /// Withdraw a dataset's record and remove its files from the prefix.
-    DeletePersistent {
-        /// The dataset.
-        key: Key,
-        /// Its name, for messages.
+    /// Withdraw a dataset's record, so that nobody restarts from it, and remove its files from the prefix if
+    /// that is wanted. Fails with `NoDataset` where no record is of that name.
+    Forget {
+        /// The dataset; `None`: the newest record of this name.
+        key: Option<Key>,
+        /// Its name.
         name: String,
+        /// Remove its files too.
+        delete: bool,
     },
 }
 

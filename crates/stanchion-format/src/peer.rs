@@ -356,8 +356,8 @@ pub enum Record {
     FlushPublish(Key, u32),
     /// The flush failed; remove the temporary names.
     FlushAbort(Key, u32, Trouble),
-    /// Forget the dataset; true: delete its files in the prefix as well.
-    Forget(Key, bool),
+    /// Forget the dataset; the prefix has done so already.
+    Forget(Key),
     /// Settings that changed.
     Settings(Vec<SettingPair>),
 }

@@ -29,8 +29,8 @@ impl Running {
             | Work::Stat { key, .. }
             | Work::Digest { key, .. }
             | Work::Encode { key, .. }
-            | Work::FlushAbort { key, .. }
-            | Work::DeletePersistent { key, .. } => *key,
+            | Work::FlushAbort { key, .. } => *key,
+            Work::Forget { key, .. } => key.unwrap_or_default(),
             Work::Verify(m)
             | Work::Rebuild { manifest: m, .. }
             | Work::FlushPrepare { manifest: m, .. }
@@ -207,8 +207,10 @@ impl World {
                 self.judge_indexed(&record);
                 Ok(Some(done()))
             }
-            Work::DeletePersistent { key, .. } => {
-                self.prefix.delete(key);
+            Work::Forget { key, .. } => {
+                if let Some(key) = key {
+                    self.prefix.delete(key);
+                }
                 Ok(Some(done()))
             }
         }

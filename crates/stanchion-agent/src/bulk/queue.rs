@@ -43,7 +43,7 @@ pub(super) fn class(work: &Work) -> Class {
         | Work::FlushPublish { .. }
         | Work::FlushAbort { .. }
         | Work::WriteIndex(_)
-        | Work::DeletePersistent { .. } => Class::Low,
+        | Work::Forget { .. } => Class::Low,
     }
 }
 
@@ -54,8 +54,8 @@ pub(super) fn key(work: &Work) -> Key {
         | Work::Stat { key, .. }
         | Work::Digest { key, .. }
         | Work::Encode { key, .. }
-        | Work::FlushAbort { key, .. }
-        | Work::DeletePersistent { key, .. } => *key,
+        | Work::FlushAbort { key, .. } => *key,
+        Work::Forget { key, .. } => key.unwrap_or_default(),
         Work::Verify(m)
         | Work::Rebuild { manifest: m, .. }
         | Work::FlushPrepare { manifest: m, .. }

@@ -136,9 +136,20 @@ impl Tools {
                 self.prefix.get()?.write_index(&record)?;
                 times.storage_us = micros(start);
             }
-            Work::DeletePersistent { key, .. } => self.prefix.get()?.delete(key)?,
+            Work::Forget { key, name, delete } => self.forget(key, &name, delete)?,
         }
         Ok(TaskResult::Done(times))
+    }
+
+    fn forget(&self, key: Option<Key>, name: &str, delete: bool) -> Result<(), Trouble> {
+        let prefix = self.prefix.get()?;
+        let (records, _) = prefix.read_index()?;
+        let found = records.iter().rev().find(|r| match key {
+            Some(key) => r.info.key == key,
+            None => r.info.name == name,
+        });
+        let key = found.ok_or_else(|| Trouble::new(Cause::NoDataset))?.info.key;
+        if delete { prefix.delete(key) } else { prefix.withdraw(key) }
     }
 
     fn encode(

@@ -253,6 +253,17 @@ impl Agent {
         self.issue(Record::FlushAbort(key, attempt, trouble));
     }
 
+    /// A dataset that is forgotten is not written any further.
+    pub(super) fn abort_flush_of(&mut self, key: Key) {
+        let Some(root) = &mut self.root else { return };
+        root.flush.queue.retain(|k| *k != key);
+        if let Some(attempt) =
+            root.flush.active.as_ref().filter(|a| a.key == key).map(|a| a.attempt)
+        {
+            self.abort_flush(key, attempt, Trouble::new(Cause::NoDataset));
+        }
+    }
+
     fn is_active(&self, key: Key, attempt: u32) -> bool {
         self.root
             .as_ref()

@@ -183,6 +183,7 @@ enum TaskFor {
     Rebuild(Key, SlotId, u64),
     Flush(Key, SlotId, u32, flush::Step),
     Index(Key, u32),
+    Forget(CollId, Option<Key>),
     Nothing,
 }
 
@@ -545,6 +546,7 @@ impl Agent {
                 self.on_flush_task(key, slot, attempt, step, result);
             }
             TaskFor::Index(key, attempt) => self.on_index_written(key, attempt, result),
+            TaskFor::Forget(id, key) => self.on_forgotten(id, key, result),
             TaskFor::Nothing => {}
         }
     }

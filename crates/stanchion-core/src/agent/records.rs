@@ -222,7 +222,7 @@ impl Agent {
             Record::FlushStart(key, attempt) => self.flush_started(key, attempt),
             Record::FlushPublish(key, attempt) => self.flush_publishing(key, attempt),
             Record::FlushAbort(key, attempt, trouble) => self.flush_aborted(key, attempt, trouble),
-            Record::Forget(key, _) => self.forget(key),
+            Record::Forget(key) => self.forget(key),
             Record::Settings(pairs) => {
                 if let Some(view) = &mut self.view {
                     for (name, value) in &pairs {
@@ -343,7 +343,7 @@ impl super::TaskFor {
             | Rebuild(k, ..)
             | Flush(k, ..)
             | Index(k, _) => keys.contains(k),
-            Nothing => false,
+            Forget(..) | Nothing => false,
         }
     }
 }

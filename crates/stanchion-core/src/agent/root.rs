@@ -1,7 +1,7 @@
 //! What only the root of the tree decides: numbers, commits, levels, when to checkpoint, when to end.
 
 use super::{Agent, RESEND_MS, UNPROTECTED_MAX};
-use crate::api::{Millis, Now};
+use crate::api::{Millis, Now, TaskResult};
 use stanchion_format::client::{Ask, Code, FLAG_CHECKPOINT, FLAG_OUTPUT};
 use stanchion_format::ids::{DatasetNo, Key, Level, PeerId};
 use stanchion_format::layout::{Scheme, Sets};
@@ -452,22 +452,33 @@ impl Agent {
         self.datasets.iter().rev().find(|(_, d)| d.cached && d.info.name == name).map(|(k, _)| *k)
     }
 
+    /// Drop or delete: first in the prefix, then in the caches, so that a crash in between leaves nothing that
+    /// could be restarted from. The ranks hear of it when both are done.
     fn decide_forget(&mut self, id: CollId, name: &str, delete: bool) {
-        let Some(key) = self.newest_named(name) else {
-            let trouble = Trouble::new(Cause::NoDataset);
-            self.answer_coll(id, Verdict::Failed(Code::NotFound, trouble));
-            return;
+        let key = self.newest_named(name);
+        let work = crate::api::Work::Forget { key, name: name.to_owned(), delete };
+        self.run(super::TaskFor::Forget(id, key), work);
+    }
+
+    pub(super) fn on_forgotten(&mut self, id: CollId, key: Option<Key>, result: TaskResult) {
+        let Some(root) = &mut self.root else { return };
+        let verdict = match (result, key) {
+            (TaskResult::Failed { trouble, .. }, None) if trouble.cause == Cause::NoDataset => {
+                Verdict::Failed(Code::NotFound, trouble)
+            }
+            (TaskResult::Failed { trouble, .. }, _) if trouble.cause != Cause::NoDataset => {
+                Verdict::Failed(Code::Io, trouble)
+            }
+            (_, None) => Verdict::Ok,
+            (_, Some(key)) => {
+                if root.restart == Some(key) {
+                    root.restart = None;
+                }
+                self.abort_flush_of(key);
+                Verdict::Record(self.issue(Record::Forget(key)))
+            }
         };
-        if delete {
-            let work = crate::api::Work::DeletePersistent { key, name: name.to_owned() };
-            self.run(super::TaskFor::Nothing, work);
-        }
-        let root = self.root_mut();
-        if root.restart == Some(key) {
-            root.restart = None;
-        }
-        let n = self.issue(Record::Forget(key, delete));
-        self.answer_coll(id, Verdict::Record(n));
+        self.answer_coll(id, verdict);
     }
 
     fn decide_protect(&mut self, key: Key, all: Contrib) {
