@@ -580,9 +580,10 @@ impl Agent {
     }
 
     fn report(&mut self, report: Report) {
-        if let Some(root) = &mut self.root {
-            root.report(report, self.now.mono);
-            self.send_reports();
+        let inc = self.incarnation();
+        let now = self.now.mono;
+        if let Some(n) = self.root.as_mut().and_then(|root| root.report(report.clone(), now)) {
+            self.send(PeerId::Controller, Msg::Report(inc, n, report));
         }
     }
 

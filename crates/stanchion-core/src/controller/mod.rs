@@ -513,11 +513,15 @@ impl Controller {
         if !self.current(inc) {
             return;
         }
-        self.send(from, Msg::ReportAck(inc, n));
-        if n <= self.reports_seen {
+        // An acknowledgement covers all up to it: one that came before its predecessors comes again.
+        let next = n == self.reports_seen + 1;
+        if next {
+            self.reports_seen = n;
+        }
+        self.send(from, Msg::ReportAck(inc, self.reports_seen));
+        if !next {
             return;
         }
-        self.reports_seen = n;
         self.note(&report);
         let severity = match &report {
             Report::Dropped(..) | Report::ProtectFailed(..) | Report::FlushFailed(..) => {
