@@ -217,8 +217,17 @@ impl World {
         self.judge.runner_killed = false;
         self.judge.app_succeeded = false;
         self.judge.plan = None;
-        for p in self.judge.promises.values_mut() {
+        let newest = self.prefix.index.values().max_by_key(|r| (r.inc, r.info.key)).map(|r| r.inc);
+        let dead: BTreeSet<Key> = self
+            .judge
+            .promises
+            .keys()
+            .filter(|k| newest.is_some_and(|inc| !self.in_line(**k, inc)))
+            .copied()
+            .collect();
+        for (key, p) in &mut self.judge.promises {
             (p.cached, p.protected) = (false, false);
+            p.dead = dead.contains(key);
         }
     }
 

@@ -74,6 +74,8 @@ pub struct Judge {
     announced: BTreeMap<Incarnation, u64>,
     pub(crate) plan: Option<Plan>,
     plans: BTreeSet<Incarnation>,
+    /// What each incarnation went on from.
+    pub(crate) bases: BTreeMap<Incarnation, Option<Key>>,
     epochs: BTreeMap<AgentId, Epoch>,
     answers: BTreeMap<(usize, u64), (usize, String)>,
     pub(crate) lost: BTreeSet<AgentId>,
@@ -225,7 +227,8 @@ impl World {
             }
         }
         let after = self.expected(true);
-        if before != after && !self.judge.finished {
+        let indexed = |k: Key| self.prefix.index.keys().any(|i| *i >= k);
+        if before != after && !self.judge.finished && !before.is_some_and(indexed) {
             let text = format!(
                 "agent {id} evicts {keys:?}; the newest safe one was {before:?}, is {after:?}"
             );
@@ -344,6 +347,20 @@ impl World {
         }
     }
 
+    /// Did incarnation `inc` go on from `key`, by whatever way, or write it?
+    pub(crate) fn in_line(&self, key: Key, inc: Incarnation) -> bool {
+        let (mut inc, mut upto) = (inc, u64::MAX);
+        loop {
+            if key.inc == inc {
+                return key.no.0 <= upto;
+            }
+            match self.judge.bases.get(&inc) {
+                Some(Some(base)) if base.inc < inc => (inc, upto) = (base.inc, base.no.0.min(upto)),
+                _ => return false,
+            }
+        }
+    }
+
     /// Looks at what a controller does before it is done.
     pub(crate) fn judge_ctrl_action(&mut self, c: CtrlId, action: &ControllerAction) {
         if let ControllerAction::Send { msg, .. } = action
@@ -367,6 +384,8 @@ impl World {
                     .violate("FM-S4", format!("dataset {key} goes on without a certificate"));
             }
         }
+        let held = plan.ledger.iter().map(|e| e.info.key).max();
+        self.judge.bases.insert(plan.inc, plan.restart.map(|(key, _)| key).or(held));
         if !plan.ranks_welcome {
             return;
         }
