@@ -368,8 +368,19 @@ impl World {
             && self.ctrls[&c].epoch.0 == self.prefix.epoch
             && self.judge.plans.insert(plan.inc)
         {
+            self.judge_absent(c);
             self.judge_plan(plan);
         }
+    }
+
+    /// Who does not come to an orphans' leader in time is as good as lost to it (FM-F5a).
+    fn judge_absent(&mut self, c: CtrlId) {
+        if self.ctrls[&c].host.is_none() {
+            return;
+        }
+        let hosts = self.judge.plan.as_ref().map_or_else(Vec::new, |p| p.slots.clone());
+        let linked = self.ctrls[&c].linked.clone();
+        hosts.into_iter().filter(|a| !linked.contains(a)).for_each(|a| self.judge_loss(a));
     }
 
     fn judge_plan(&mut self, plan: &Plan) {

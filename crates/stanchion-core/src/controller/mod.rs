@@ -297,8 +297,13 @@ impl Controller {
     fn on_agent_up(&mut self, addr: AgentAddr) {
         let heard = self.now.mono;
         self.agents.insert(addr.id, Known { addr, heard, probe: None });
-        if self.phase == Phase::Starting && self.agents.len() >= self.cfg.agents as usize {
-            self.all_up();
+        let winding_down = self.cfg.purpose == Purpose::WindDown;
+        match self.phase {
+            Phase::Starting if self.agents.len() >= self.cfg.agents as usize => self.all_up(),
+            Phase::Starting | Phase::Surveying | Phase::Done => {}
+            // It may hold a newer dataset than those who came in time: ask before that is discarded.
+            _ if winding_down => self.survey(true),
+            _ => {}
         }
     }
 
