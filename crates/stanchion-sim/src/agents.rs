@@ -55,6 +55,10 @@ impl World {
             return self.violate("FM-V5", format!("agent {id} panicked: {}", crate::last_panic()));
         };
         let leaves = actions.iter().any(|a| matches!(a, AgentAction::Exit));
+        if let Some(c) = via.filter(|_| leaves) {
+            let epoch = self.ctrls[&c].epoch;
+            self.judge_epoch(id, epoch);
+        }
         for action in actions {
             if self.violation.is_some() {
                 return;

@@ -205,7 +205,7 @@ impl World {
     }
 
     /// FM-S11: an agent obeys no lower epoch.
-    fn judge_epoch(&mut self, id: AgentId, epoch: Epoch) {
+    pub(crate) fn judge_epoch(&mut self, id: AgentId, epoch: Epoch) {
         let highest = self.judge.epochs.entry(id).or_default();
         let before = *highest;
         *highest = before.max(epoch);

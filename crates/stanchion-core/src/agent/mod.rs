@@ -390,7 +390,7 @@ impl Agent {
         }
         // A late or repeated one must not end what was installed since (FM-F6).
         let answered = (epoch, round) == self.surveyed && self.phase != Phase::Idle;
-        if (epoch, round) < self.surveyed || answered {
+        if (epoch, round) < self.surveyed && !self.bug(Bug::ObeyFenced) || answered {
             return;
         }
         self.surveyed = (epoch, round);
