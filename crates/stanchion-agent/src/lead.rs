@@ -206,6 +206,7 @@ impl<M: ControllerMind> Lead<M> {
         if ended.is_some() {
             return;
         }
+        let mut seen = false;
         for action in self.mind.step(self.clock.now(), event) {
             match action {
                 ControllerAction::Send { to, msg } => {
@@ -221,8 +222,13 @@ impl<M: ControllerMind> Lead<M> {
                 }
                 action => {
                     let _ = self.say.send(action);
+                    seen = true;
                 }
             }
+        }
+        // Whoever hears of it finds the status up to date.
+        if seen {
+            self.status.send_replace(self.mind.status());
         }
     }
 

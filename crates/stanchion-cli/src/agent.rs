@@ -4,7 +4,6 @@ use crate::exit::{Exit, Failed, OrExit};
 use crate::jobdir::NodeDir;
 use crate::procs;
 use anyhow::{Context, anyhow};
-use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use stanchion_agent::daemon::{self, AgentError, AgentOptions};
 use stanchion_agent::secret::Secret;
@@ -15,14 +14,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 /// Name of the ranks' socket in the agent's directory.
 pub const SOCKET: &str = "agent.sock";
-/// How often is looked whether an orphaned application has ended.
-const LOOK: Duration = Duration::from_millis(50);
-/// Rounds of killing: who forks while it is killed is found in the next.
-const KILL_ROUNDS: u32 = 100;
 /// Longest line of options, bytes.
 const OPTIONS_BYTES_MAX: u64 = 8 << 20;
 
@@ -90,7 +85,7 @@ pub fn agent() -> Result<Exit, Failed> {
         answer_failure(failed.exit, &failed.error);
     }
     if runner_gone.load(Ordering::Acquire) {
-        end_application(job_dir.as_deref(), Duration::ZERO);
+        job_dir.iter().for_each(|dir| procs::end_application(dir, Duration::ZERO));
         crate::shm::sweep(started);
     }
     node.leave();
@@ -186,30 +181,9 @@ fn watch_runner(
         // The runner says nothing more; only the end of the pipe counts.
         while matches!(stdin.read(&mut rest), Ok(n) if n > 0) {}
         gone.store(true, Ordering::Release);
-        end_application(job_dir.as_deref(), grace);
+        // Its launcher got SIGTERM when the runner died, and may take its time to end its ranks.
+        job_dir.iter().for_each(|dir| procs::end_application(dir, grace));
     };
     std::thread::Builder::new().name("stn-runner".into()).spawn(watch)?;
     Ok(())
-}
-
-/// Ends what of the job's application is left on this machine. Its launcher got SIGTERM when the runner died
-/// and may take `grace` to end its ranks.
-fn end_application(job_dir: Option<&Path>, grace: Duration) {
-    let Some(job_dir) = job_dir else { return };
-    let mark = format!("STANCHION_JOB_DIR={}", job_dir.display());
-    let begin = Instant::now();
-    let mut rounds = 0;
-    while rounds < KILL_ROUNDS {
-        let left = procs::with_environment(&mark);
-        if left.is_empty() {
-            return;
-        }
-        if begin.elapsed() >= grace {
-            rounds += 1;
-            for p in left {
-                procs::signal(p, Signal::KILL);
-            }
-        }
-        std::thread::sleep(LOOK);
-    }
 }

@@ -233,7 +233,8 @@ fn rows(runs: &[[Timing; 2]]) -> Vec<Row> {
             runs.iter().map(|pair| pair[which].checkpoints[0].blocked_s).collect();
         rows.push(fact(format!("{name}: first of a run, median"), spread(&first).median, "s"));
     }
-    let parts: [(&str, fn(&Checkpoint) -> f64); 3] =
+    type Part = fn(&Checkpoint) -> f64;
+    let parts: [(&str, Part); 3] =
         [("start", |c| c.start_s), ("write", |c| c.write_s), ("complete", |c| c.complete_s)];
     for (name, part) in parts {
         rows.push(fact(format!("stanchion: {name}, median"), spread(&all(1, part)).median, "s"));

@@ -17,7 +17,7 @@ use rustix::process::getuid;
 use serde::{Deserialize, Serialize};
 use stanchion_format::config::Settings;
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -95,7 +95,7 @@ pub fn base(settings: &Settings) -> PathBuf {
 fn private_dir(path: &Path) -> anyhow::Result<()> {
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => return Ok(()),
-        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
         Err(e) => return Err(e).with_context(|| format!("{} cannot be made", path.display())),
     }
     let meta = std::fs::symlink_metadata(path).with_context(|| path.display().to_string())?;
@@ -189,7 +189,7 @@ impl JobDir {
             private_dir(base)?;
             match base_lock(base) {
                 // Removed by the last job that ended.
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                Err(e) if e.kind() == ErrorKind::NotFound => {}
                 locked => break locked?,
             }
         };
@@ -250,22 +250,14 @@ fn own_caches<'a>(path: &Path, info: &'a JobInfo) -> Option<&'a Path> {
 }
 
 fn remove(path: &Path, info: Option<&JobInfo>) {
-    if let Some(caches) = info.and_then(|info| own_caches(path, info)) {
-        if let Err(e) = std::fs::remove_dir_all(caches) {
-            if e.kind() != std::io::ErrorKind::NotFound {
-                crate::out::say(&format!(
-                    "warning: {} could not be removed: {e}",
-                    caches.display()
-                ));
+    for dir in info.and_then(|info| own_caches(path, info)).into_iter().chain([path]) {
+        match std::fs::remove_dir_all(dir) {
+            Err(e) if !matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                crate::out::say(&format!("warning: {} could not be removed: {e}", dir.display()));
                 return;
             }
+            _ => {}
         }
-    }
-    match std::fs::remove_dir_all(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            crate::out::say(&format!("warning: {} could not be removed: {e}", path.display()));
-        }
-        _ => {}
     }
 }
 
@@ -304,12 +296,13 @@ pub fn all(base: &Path) -> Vec<Found> {
     paths.into_iter().map(look).collect()
 }
 
-/// Removes what jobs left behind of which nobody lives: their caches are of no use, since what is in them
+/// Ends and removes what jobs left behind whose runner and agents are all dead: their caches are of no use, since what is in them
 /// was known to their agents only (FM-F2a). Returns how many.
 pub fn sweep(base: &Path) -> usize {
     let Ok(_lock) = base_lock(base) else { return 0 };
     let dead: Vec<Found> = all(base).into_iter().filter(|f| !f.alive()).collect();
     for found in &dead {
+        crate::procs::end_application(&found.path, std::time::Duration::ZERO);
         remove(&found.path, found.info.as_ref());
     }
     let _others_are_there = std::fs::remove_dir(base);

@@ -4,9 +4,16 @@
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeSet;
 use std::io::Read;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// `/proc/PID/environ` is read up to here; ours stands in the part that the kernel copied at exec.
 const ENVIRON_BYTES_MAX: u64 = 4 << 20;
+
+/// How often is looked whether an orphaned application has ended.
+const LOOK: Duration = Duration::from_millis(20);
+/// Rounds of killing: who forks while it is killed is found in the next.
+const KILL_ROUNDS: u32 = 100;
 
 /// A process, told from later ones of the same number by its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +116,27 @@ pub fn signal(target: Proc, signal: Signal) -> bool {
     // From here on the pidfd names one process; is it the one that was meant?
     look(target.pid).is_some_and(|now| now.start == target.start)
         && pidfd_send_signal(pidfd, signal).is_ok()
+}
+
+/// Ends what of a job's application is left on this machine when its runner is gone: by SIGKILL after
+/// `grace`. Returns when nobody is left, or nobody that can be killed.
+pub fn end_application(job_dir: &Path, grace: Duration) {
+    let mark = format!("STANCHION_JOB_DIR={}", job_dir.display());
+    let begin = Instant::now();
+    let mut rounds = 0;
+    while rounds < KILL_ROUNDS {
+        let left = with_environment(&mark);
+        if left.is_empty() {
+            return;
+        }
+        if begin.elapsed() >= grace {
+            rounds += 1;
+            for p in left {
+                signal(p, Signal::KILL);
+            }
+        }
+        std::thread::sleep(LOOK);
+    }
 }
 
 #[cfg(test)]

@@ -49,6 +49,8 @@ pub struct Driver<'a> {
     stop_wanted: bool,
     /// To be launched on these agents once nothing of the last launch is left.
     launch_wanted: Option<Vec<AgentId>>,
+    /// Where the slots were at the last launch.
+    placement: Vec<AgentId>,
     interrupts: u32,
     interrupted_at: Option<Instant>,
     halted: bool,
@@ -120,6 +122,7 @@ impl<'a> Driver<'a> {
             news: VecDeque::new(),
             stop_wanted: false,
             launch_wanted: None,
+            placement: Vec::new(),
             interrupts: 0,
             interrupted_at: None,
             halted: false,
@@ -215,6 +218,7 @@ impl<'a> Driver<'a> {
     fn act(&mut self, action: ControllerAction) {
         match action {
             ControllerAction::LaunchApp { slots, .. } => {
+                self.placement.clone_from(&slots);
                 self.launch_wanted = Some(slots);
                 // What the last launch left behind must not write into the next one's files.
                 self.app.stop(&self.agents.pids());
@@ -422,6 +426,7 @@ impl<'a> Driver<'a> {
         let facts = json!({
             "name": info.name, "job": self.core.job.0, "epoch": self.core.epoch.0, "prefix": info.prefix,
             "dir": self.dir.path(), "runner_pid": info.pid, "app_pid": self.app.pid(), "agents": agents,
+            "placement": self.placement.iter().map(|a| a.0).collect::<Vec<_>>(),
             "nodes": info.nodes, "spares_at_start": info.spares, "command": info.command,
         });
         match self.facts.lock() {
@@ -442,13 +447,13 @@ fn answer(status: &watch::Receiver<Status>, facts: &Mutex<Value>, began: Instant
         into.extend(more);
     }
     value["uptime_ms"] = (began.elapsed().as_millis() as u64).into();
-    let mut nodes = BTreeMap::new();
-    for (slot, agent, _) in &known.slots {
-        nodes.insert(agent.0, slot.0);
-    }
+    // The runner's own knowledge of the last launch is ahead of the status, which comes every now and then.
+    let placement: Vec<u64> =
+        value["placement"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
+    let nodes: BTreeMap<u64, u32> = placement.iter().copied().zip(0..).collect();
     let living = value["agents"].as_array().into_iter().flatten().filter(|a| a["alive"] == true);
     let living = living.filter_map(|a| i32::try_from(a["pid"].as_i64()?).ok()).collect();
-    let slots = known.slots.len() as u32;
+    let slots = placement.len() as u32;
     let mut of_slot: BTreeMap<u32, Vec<Value>> = BTreeMap::new();
     for (rank, pid) in control::ranks(&living) {
         // Which node a rank is on is known as soon as all have come.
@@ -458,8 +463,7 @@ fn answer(status: &watch::Receiver<Status>, facts: &Mutex<Value>, began: Instant
         }
     }
     for agent in value["agents"].as_array_mut().into_iter().flatten() {
-        let id = agent["id"].as_u64().and_then(|id| u32::try_from(id).ok());
-        let node = id.and_then(|id| nodes.get(&id)).copied();
+        let node = agent["id"].as_u64().and_then(|id| nodes.get(&id)).copied();
         agent["node"] = node.into();
         agent["ranks"] = node.and_then(|n| of_slot.remove(&n)).unwrap_or_default().into();
     }

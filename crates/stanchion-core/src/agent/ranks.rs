@@ -477,12 +477,13 @@ impl Agent {
 
     /// The answer to collective `seq` is known and may be told.
     pub(super) fn deliver_seq(&mut self, seq: u64, verdict: Verdict) {
+        if let Verdict::Begun(info) = &verdict {
+            // Also on a node without ranks: it keeps parity of the others.
+            self.begin(seq, (**info).clone());
+            return;
+        }
         let Some((ask, _)) = self.ranks.asks.get(&seq).cloned() else { return };
         match (&ask, &verdict) {
-            (Ask::Begin { .. }, Verdict::Begun(info)) => {
-                self.begin(seq, (**info).clone());
-                return;
-            }
             (Ask::CompleteRestart, Verdict::Ok) => {
                 self.ranks.restart_done = true;
                 self.ranks.restart_started = false;

@@ -195,11 +195,15 @@ impl Controller {
         if let (Some(_), None) = (&self.named, &self.ending) {
             return Some(Outcome::BadRestart(Trouble::new(Cause::NoDataset)));
         }
-        let committed = self.newest_committed.max(choice.newest_committed)?;
-        // Ranks that rejected every dataset start anew by their own decision; a loss must not (FM-S14).
-        let rejected = self.keep_ranks && self.app_running;
+        // Ranks that rejected every dataset start anew by their own decision; a loss must not (FM-S14), nor
+        // may datasets of earlier runs that are there and cannot be used.
+        self.all_rejected |= self.keep_ranks && self.app_running;
+        let committed = self.newest_committed.max(choice.newest_committed);
+        if self.all_rejected && committed.is_none_or(|k| self.excluded.contains(&(k, true))) {
+            return None;
+        }
+        let committed = committed.or(choice.skipped.first().map(|s| s.0))?;
         match &self.ending {
-            _ if rejected => None,
             Some(Ending::Success) => None,
             Some(_) if self.cfg.purpose == Purpose::WindDown => Some(Outcome::WoundDown {
                 persistent: None,

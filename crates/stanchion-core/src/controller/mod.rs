@@ -145,6 +145,8 @@ pub struct Controller {
     excluded: BTreeSet<(Key, bool)>,
     named: Option<String>,
     keep_ranks: bool,
+    /// The ranks would have none of the datasets: a start from nothing is their wish.
+    all_rejected: bool,
     app_running: bool,
     ending: Option<Ending>,
     runs: u64,
@@ -197,6 +199,7 @@ impl Controller {
             excluded: BTreeSet::new(),
             named,
             keep_ranks: false,
+            all_rejected: false,
             app_running: false,
             ending: None,
             runs: 0,
