@@ -23,7 +23,7 @@ use crate::secret::Secret;
 /// A `Tick` comes at least so often.
 const TICK: Duration = Duration::from_millis(100);
 /// The prefix's lease is written so often.
-const LEASE_EVERY: Duration = Duration::from_secs(5);
+pub(crate) const LEASE_EVERY: Duration = Duration::from_secs(2);
 /// Longest wait for the first one.
 const FIRST_LEASE_DEADLINE: Duration = Duration::from_secs(10);
 /// A prefix that does not answer for so long cannot be read.
@@ -300,7 +300,7 @@ fn keep_lease(
     let mut tell = Some(tell);
     let kept = off_thread(move || {
         let mut told = false;
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let host = host();
         let pid = std::process::id();
         loop {
             let (host, role) = (host.clone(), role.to_owned());
@@ -329,6 +329,11 @@ fn keep_lease(
     (stop, kept, written)
 }
 
+/// Where we are.
+pub(crate) fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
 /// Writes the lease, unless somebody has taken a higher epoch: then he decides, lease or not.
 fn renew(prefix: &Path, lease: &LeaseFile) -> Result<Option<Epoch>, Trouble> {
     let prefix = Prefix::open(prefix)?;
@@ -336,8 +341,12 @@ fn renew(prefix: &Path, lease: &LeaseFile) -> Result<Option<Epoch>, Trouble> {
     if newest > lease.epoch {
         return Ok(Some(newest));
     }
-    prefix.write_lease(lease)?;
-    Ok(None)
+    match prefix.write_lease(lease) {
+        Err(trouble) if trouble.cause == Cause::Fenced => {
+            Ok(prefix.read_lease()?.map(|there| there.epoch.max(lease.epoch)))
+        }
+        written => written.map(|()| None),
+    }
 }
 
 /// Removes the lease if it is still ours.
