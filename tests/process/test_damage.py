@@ -66,7 +66,10 @@ def cache_damage(lab, kind, nodes, spares=0, scheme="XOR", run_args=()):
         newest = int(dirs[-1].name.split(".")[0])
         damage(kind, mine[0], mine[1], files_of(dirs[-2])[0])
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # the launcher was quicker
     at, _ = run.wait_event("app_lost", after=at)
     return run, at, newest
 
