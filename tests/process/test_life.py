@@ -5,7 +5,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from harness import ROOT, STANCHION, check, until
+from harness import ROOT, STANCHION, check, same_result, until
 from test_loss import ARGS, RANKS, committed, heat, protected
 
 
@@ -28,7 +28,7 @@ def test_restart_from_the_prefix_on_other_nodes(lab):
     _, chosen = again.wait_event("restart_chosen")
     check(chosen["from_prefix"] and chosen["name"] == "ckpt.000050", f"{chosen}")
     again.finish()
-    run.same()
+    same_result(lab, out, RANKS, *ARGS)
 
 
 def test_tools_agree(lab):

@@ -4,12 +4,11 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use stanchion_core::agent::{Agent, AgentConfig};
-use stanchion_core::api::{
-    AgentAction, AgentEvent, ControllerAction, ControllerEvent, Now, Outcome,
-};
+use stanchion_core::api::{AgentAction, AgentEvent, Now};
 use stanchion_core::bugs::Bugs;
 use stanchion_core::controller::{ControllerConfig, Purpose, Status};
 use stanchion_format::config::Settings;
@@ -17,16 +16,16 @@ use stanchion_format::ids::{AgentId, JobId, PeerId};
 use stanchion_format::limits::TEXT_BYTES_MAX;
 use stanchion_format::peer::{AgentAddr, Msg, Severity, Trouble};
 use stanchion_io::cache::Cache;
-use stanchion_io::prefix::Prefix;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
 use crate::bulk::{Bulk, BulkConfig, Done};
-use crate::lead::{LeadConfig, lead, off_thread};
+use crate::lead::LeadConfig;
 use crate::link::{Credentials, Gate, GateError, LinkEvent, LinkId, Links, Tuning};
 use crate::mind::{AgentMind, Clock};
+use crate::orphans::{End, OrphanError, lead_orphans};
 use crate::ranks::{Ranks, RanksError};
 use crate::secret::Secret;
 
@@ -38,11 +37,6 @@ const RANK_EVENTS_MAX: usize = 1024;
 const END_DEADLINE: Duration = Duration::from_secs(5);
 /// At the end: for an orphans' controller in this process to tell the others.
 const LEAD_END_DEADLINE: Duration = Duration::from_secs(30);
-/// Tries of an orphan to take an epoch in the prefix, and the pause between.
-const EPOCH_TRIES: u32 = 5;
-const EPOCH_PAUSE: Duration = Duration::from_secs(2);
-/// Longest wait for one such try.
-const EPOCH_DEADLINE: Duration = Duration::from_secs(60);
 
 /// What an agent is started with.
 #[derive(Debug)]
@@ -93,8 +87,8 @@ pub enum AgentError {
     #[error("the system gives no threads or timers: {0}")]
     System(io::Error),
     /// Orphans could not take the right to decide in the prefix; nothing was flushed.
-    #[error("without a runner and without the prefix nothing can be flushed: {0}")]
-    Orphaned(Trouble),
+    #[error(transparent)]
+    Orphaned(#[from] OrphanError),
 }
 
 /// Runs an agent until it is told to leave (or SIGTERM). `ready` is called when it listens. Whatever the
@@ -197,7 +191,9 @@ struct Daemon<M> {
     gate: tokio::task::AbortHandle,
     /// By which link the controller spoke, while its message is being handled.
     answering: Option<LinkId>,
-    lead: Option<JoinHandle<Result<Outcome, Trouble>>>,
+    lead: Option<JoinHandle<Result<End, OrphanError>>>,
+    /// A controller spoke since this agent wanted to lead.
+    heard: Arc<AtomicBool>,
     prefix: PathBuf,
     settings: Settings,
 }
@@ -253,6 +249,7 @@ impl<M: AgentMind> Daemon<M> {
             gate,
             answering: None,
             lead: None,
+            heard: Arc::default(),
             prefix: options.prefix.clone(),
             settings,
         };
@@ -277,12 +274,13 @@ impl<M: AgentMind> Daemon<M> {
                 led = async { self.lead.as_mut().expect("checked").await }, if self.lead.is_some() => {
                     self.lead = None;
                     match led {
-                        Ok(Ok(outcome)) => {
-                            info!(?outcome, "leading the orphans ended");
+                        Ok(Ok(end)) => {
+                            info!(?end, "leading the orphans ended");
                             Flow::On
                         }
-                        Ok(Err(trouble)) => {
-                            ended = Err(AgentError::Orphaned(trouble));
+                        Ok(Err(error)) => {
+                            error!(%error, "this agent leaves");
+                            ended = Err(error.into());
                             Flow::Leave
                         }
                         Err(_) => {
@@ -311,7 +309,10 @@ impl<M: AgentMind> Daemon<M> {
     fn link(&mut self, event: LinkEvent) -> Flow {
         match event {
             LinkEvent::Message { from, via, msg } => {
-                self.answering = (from == PeerId::Controller).then_some(via);
+                if from == PeerId::Controller {
+                    self.heard.store(true, Ordering::Relaxed);
+                    self.answering = Some(via);
+                }
                 let flow = self.step(AgentEvent::Message { from, msg });
                 self.answering = None;
                 flow
@@ -388,7 +389,6 @@ impl<M: AgentMind> Daemon<M> {
         if self.lead.is_some() {
             return;
         }
-        warn!("no runner is left: this agent leads the others");
         let count = u32::try_from(agents.len()).unwrap_or(u32::MAX);
         let core = ControllerConfig {
             job: self.who.job,
@@ -408,7 +408,8 @@ impl<M: AgentMind> Daemon<M> {
             role: "orphans",
             status: watch::Sender::new(Status::default()),
         };
-        self.lead = Some(tokio::spawn(lead_orphans(config)));
+        self.heard.store(false, Ordering::Relaxed);
+        self.lead = Some(tokio::spawn(lead_orphans(config, self.heard.clone())));
     }
 
     /// The orderly end: ranks first, so that nothing writes to the cache any more.
@@ -441,59 +442,5 @@ impl<M: AgentMind> Daemon<M> {
         if !self.bulk.stop(END_DEADLINE) {
             warn!("a file system does not answer; a thread is left in it");
         }
-    }
-}
-
-/// Takes the right to decide and leads. The outer world of orphans: agents end their own ranks, nobody can
-/// fence, and nobody listens but the log.
-async fn lead_orphans(mut config: LeadConfig) -> Result<Outcome, Trouble> {
-    config.core.epoch = take_epoch(&config.prefix).await?;
-    info!(epoch = config.core.epoch.0, "leading the orphans");
-    let (actions_to, mut actions) = mpsc::channel(64);
-    let (events, events_from) = mpsc::channel(64);
-    let world = async move {
-        while let Some(action) = actions.recv().await {
-            let event = match action {
-                ControllerAction::StopApp => ControllerEvent::AppStopped,
-                ControllerAction::Fence(agent) => ControllerEvent::AgentDown(agent),
-                ControllerAction::LaunchApp { .. } => {
-                    error!("a bug: orphans launch nothing");
-                    ControllerEvent::AppExited { success: false, code: 1 }
-                }
-                ControllerAction::Say(severity, notice) => {
-                    info!(?severity, ?notice, "the orphans' controller");
-                    continue;
-                }
-                _ => continue,
-            };
-            if events.send(event).await.is_err() {
-                return;
-            }
-        }
-        // Kept to the end: the lead takes a closed channel for a world that is gone.
-        drop(events);
-    };
-    let (outcome, ()) = tokio::join!(lead(config, actions_to, events_from), world);
-    Ok(outcome)
-}
-
-async fn take_epoch(prefix: &std::path::Path) -> Result<stanchion_format::ids::Epoch, Trouble> {
-    let mut tries = 0;
-    loop {
-        let root = prefix.to_owned();
-        let taken = off_thread(move || Prefix::open(&root)?.take_epoch());
-        let timeout = || Err(Trouble::new(stanchion_format::peer::Cause::Timeout));
-        let taken = tokio::time::timeout(EPOCH_DEADLINE, taken).await;
-        match taken.unwrap_or_else(|_| Ok(timeout())).unwrap_or_else(|_| timeout()) {
-            Ok(epoch) => return Ok(epoch),
-            Err(trouble) => {
-                tries += 1;
-                warn!(%trouble, tries, "no epoch can be taken in the prefix");
-                if tries == EPOCH_TRIES {
-                    return Err(trouble);
-                }
-            }
-        }
-        tokio::time::sleep(EPOCH_PAUSE).await;
     }
 }

@@ -23,7 +23,9 @@ use crate::secret::Secret;
 /// A `Tick` comes at least so often.
 const TICK: Duration = Duration::from_millis(100);
 /// The prefix's lease is written so often.
-const LEASE_EVERY: Duration = Duration::from_secs(5);
+pub(crate) const LEASE_EVERY: Duration = Duration::from_secs(2);
+/// Longest wait for the first one.
+const FIRST_LEASE_DEADLINE: Duration = Duration::from_secs(10);
 /// A prefix that does not answer for so long cannot be read.
 const INDEX_DEADLINE: Duration = Duration::from_secs(120);
 /// At the end: for agents to take their last message and hang up, and for the outer world to listen.
@@ -88,8 +90,13 @@ pub async fn lead_with<M: ControllerMind>(
         prefix: prefix.clone(),
         status,
     };
-    let (stop_lease, mut lease) = keep_lease(prefix, core.epoch, role);
+    let (stop_lease, mut lease, written) = keep_lease(prefix, core.epoch, role);
     let mut lease_kept = true;
+    // Nothing is decided before others can see that somebody decides (FM-C5); but a prefix that does not
+    // answer is no reason not to lead.
+    if tokio::time::timeout(FIRST_LEASE_DEADLINE, written).await.is_err() {
+        warn!("the prefix does not answer; leading without a lease");
+    }
     let mut ended = None;
     for agent in agents {
         lead.outside(ControllerEvent::AgentUp(agent), &mut ended);
@@ -282,16 +289,18 @@ fn forward(
 }
 
 /// Keeps the lease on a thread of its own until the sender is dropped; then removes it. Gives the higher
-/// epoch if there is one (FM-S11).
+/// epoch if there is one (FM-S11), and tells when it was written or failed for the first time.
 fn keep_lease(
     prefix: PathBuf,
     epoch: Epoch,
     role: &'static str,
-) -> (std::sync::mpsc::Sender<()>, oneshot::Receiver<Option<Epoch>>) {
+) -> (std::sync::mpsc::Sender<()>, oneshot::Receiver<Option<Epoch>>, oneshot::Receiver<()>) {
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let (tell, written) = oneshot::channel();
+    let mut tell = Some(tell);
     let kept = off_thread(move || {
         let mut told = false;
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let host = host();
         let pid = std::process::id();
         loop {
             let (host, role) = (host.clone(), role.to_owned());
@@ -304,6 +313,10 @@ fn keep_lease(
                 }
                 Err(_) => {}
             }
+            if let Some(tell) = tell.take() {
+                // Nobody may wait for it any more.
+                let _ = tell.send(());
+            }
             if stopped.recv_timeout(LEASE_EVERY) != Err(RecvTimeoutError::Timeout) {
                 break;
             }
@@ -313,7 +326,12 @@ fn keep_lease(
         }
         None
     });
-    (stop, kept)
+    (stop, kept, written)
+}
+
+/// Where we are.
+pub(crate) fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// Writes the lease, unless somebody has taken a higher epoch: then he decides, lease or not.
@@ -323,8 +341,12 @@ fn renew(prefix: &Path, lease: &LeaseFile) -> Result<Option<Epoch>, Trouble> {
     if newest > lease.epoch {
         return Ok(Some(newest));
     }
-    prefix.write_lease(lease)?;
-    Ok(None)
+    match prefix.write_lease(lease) {
+        Err(trouble) if trouble.cause == Cause::Fenced => {
+            Ok(prefix.read_lease()?.map(|there| there.epoch.max(lease.epoch)))
+        }
+        written => written.map(|()| None),
+    }
 }
 
 /// Removes the lease if it is still ours.

@@ -6,6 +6,7 @@
 //! - [`ranks`]: the local socket of the node's ranks.
 //! - [`bulk`]: threads for files, parity and chunks of other agents.
 //! - [`lead`]: drives core's controller, in the runner or in an orphaned agent.
+//! - [`orphans`]: what an agent does before it may lead the others.
 //! - [`mind`]: core as seen from here.
 
 pub mod bulk;
@@ -13,5 +14,6 @@ pub mod daemon;
 pub mod lead;
 pub mod link;
 pub mod mind;
+pub mod orphans;
 pub mod ranks;
 pub mod secret;

@@ -10,15 +10,17 @@ use std::time::Duration;
 
 use stanchion_agent::daemon::{AgentError, AgentOptions, ReadyInfo, run_with};
 use stanchion_agent::lead::{LeadConfig, lead};
+use stanchion_agent::orphans::OrphanError;
 use stanchion_agent::secret::Secret;
 use stanchion_core::agent::{Agent, AgentConfig};
-use stanchion_core::api::ControllerAction;
+use stanchion_core::api::{ControllerAction, ControllerEvent, Outcome};
 use stanchion_core::bugs::Bugs;
 use stanchion_core::controller::{ControllerConfig, Purpose, Status};
 use stanchion_format::client::{Answer, Ask, FLAG_CHECKPOINT, KIND_REQUEST, Own, Request};
 use stanchion_format::config::Settings;
 use stanchion_format::frame;
-use stanchion_format::ids::{AgentId, JobId, Level, RankId};
+use stanchion_format::ids::{AgentId, Epoch, JobId, Level, RankId};
+use stanchion_format::index::LeaseFile;
 use stanchion_format::limits::CLIENT_FRAME_BYTES_MAX;
 use stanchion_format::manifest::FileDecl;
 use stanchion_format::peer::AgentAddr;
@@ -145,12 +147,21 @@ async fn launch(nodes: &[Node], slots: &[AgentId]) -> Vec<Child> {
     ranks
 }
 
-#[tokio::test]
-async fn without_their_runner_agents_flush_and_leave() {
-    // FM-V3, FM-V4
+/// A job that runs, with its first checkpoint protected in the caches and nothing in the prefix.
+struct Job {
+    dir: tempfile::TempDir,
+    nodes: Vec<Node>,
+    ranks: Vec<Child>,
+    runner: tokio::task::JoinHandle<Outcome>,
+    prefix: Prefix,
+    _events: mpsc::Sender<ControllerEvent>,
+}
+
+async fn running_job() -> Job {
     let dir = tempfile::tempdir().unwrap();
-    let prefix = dir.path().join("prefix");
-    std::fs::create_dir(&prefix).unwrap();
+    let root = dir.path().join("prefix");
+    std::fs::create_dir(&root).unwrap();
+    let prefix = Prefix::open(&root).unwrap();
     let mut nodes = Vec::new();
     for id in 0..NODES {
         nodes.push(start(id, dir.path()).await);
@@ -161,7 +172,7 @@ async fn without_their_runner_agents_flush_and_leave() {
     };
     let core = ControllerConfig {
         job: JobId(3),
-        epoch: Prefix::open(&prefix).unwrap().take_epoch().unwrap(),
+        epoch: prefix.take_epoch().unwrap(),
         nodes: NODES,
         agents: NODES,
         settings: settings(),
@@ -173,12 +184,12 @@ async fn without_their_runner_agents_flush_and_leave() {
         core,
         agents: nodes.iter().enumerate().map(addr).collect(),
         secret: secret(),
-        prefix: prefix.clone(),
+        prefix: root,
         role: "run",
         status: watch::Sender::new(Status::default()),
     };
     let (actions_to, mut actions) = mpsc::channel(64);
-    let (_events, events_from) = mpsc::channel(64);
+    let (events, events_from) = mpsc::channel(64);
     let runner = tokio::spawn(lead(config, actions_to, events_from));
     let slots = loop {
         match soon(actions.recv()).await.expect("the lead lives") {
@@ -188,27 +199,85 @@ async fn without_their_runner_agents_flush_and_leave() {
         }
     };
     let ranks = launch(&nodes, &slots).await;
-    assert!(Prefix::open(&prefix).unwrap().read_index().unwrap().0.is_empty());
+    assert!(prefix.read_index().unwrap().0.is_empty());
+    Job { dir, nodes, ranks, runner, prefix, _events: events }
+}
 
-    // As if it were killed: its connections close without a word.
-    runner.abort();
+/// Ranks are killed, agents end by themselves, and nothing of them is left; how they ended.
+async fn all_leave(ranks: Vec<Child>, nodes: Vec<Node>) -> Vec<Result<(), AgentError>> {
     for mut rank in ranks {
         let end = soon(tokio::task::spawn_blocking(move || rank.wait().unwrap())).await.unwrap();
         assert_eq!(end.signal(), Some(9), "agents end the ranks");
     }
+    let mut ends = Vec::new();
     for node in nodes {
         let thread = node.thread;
         let ended = soon(tokio::task::spawn_blocking(move || thread.join().unwrap())).await;
-        assert!(ended.unwrap().is_ok());
         assert!(!node.cache.exists() && !node.socket.exists());
+        ends.push(ended.unwrap());
     }
-    let prefix = Prefix::open(&prefix).unwrap();
-    let (records, bad) = prefix.read_index().unwrap();
+    ends
+}
+
+#[tokio::test]
+async fn without_their_runner_agents_flush_and_leave() {
+    // FM-V3, FM-V4
+    let job = running_job().await;
+    // As if it were killed: its connections close without a word. Its lease is that of a process of this
+    // machine that is gone.
+    job.runner.abort();
+    assert!(job.runner.await.unwrap_err().is_cancelled());
+    let mut gone = Command::new("true").spawn().unwrap();
+    let lease = LeaseFile {
+        epoch: job.prefix.newest_epoch().unwrap(),
+        host: rustix::system::uname().nodename().to_str().unwrap().into(),
+        pid: gone.id(),
+        unix_s: 1,
+        role: "run".into(),
+    };
+    gone.wait().unwrap();
+    job.prefix.write_lease(&lease).unwrap();
+    for end in all_leave(job.ranks, job.nodes).await {
+        end.unwrap();
+    }
+    let (records, bad) = job.prefix.read_index().unwrap();
     assert!(bad.is_empty());
     assert_eq!(records.iter().map(|r| r.info.name.as_str()).collect::<Vec<_>>(), ["first"]);
     for rank in 0..NODES {
-        let file = prefix.root().join(format!("out/rank.{rank}"));
+        let file = job.dir.path().join(format!("prefix/out/rank.{rank}"));
         assert!(std::fs::read(file).unwrap() == content(rank), "rank {rank}'s file differs");
     }
-    assert_eq!(prefix.read_lease().unwrap(), None);
+    assert_eq!(job.prefix.read_lease().unwrap(), None);
+}
+
+#[tokio::test]
+async fn agents_that_were_given_up_take_nothing_from_who_leads() {
+    // FM-S11
+    let job = running_job().await;
+    let newest = job.prefix.newest_epoch().unwrap();
+    // Somebody else leads: the runner sees it and ends, the agents have no runner any more.
+    let prefix = Prefix::open(job.prefix.root()).unwrap();
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let other = std::thread::spawn(move || {
+        for unix_s in 1.. {
+            let (host, role) = ("elsewhere".into(), "run".into());
+            let lease = LeaseFile { epoch: Epoch(99), host, pid: 1, unix_s, role };
+            prefix.write_lease(&lease).unwrap();
+            let pause = stopped.recv_timeout(Duration::from_millis(200));
+            if pause != Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                return;
+            }
+        }
+    });
+    assert_eq!(soon(job.runner).await.unwrap(), Outcome::Fenced(Epoch(99)));
+    let ends = all_leave(job.ranks, job.nodes).await;
+    let unwanted = |e: &Result<(), AgentError>| {
+        matches!(e, Err(AgentError::Orphaned(OrphanError::Unwanted(_))))
+    };
+    assert!(ends.iter().any(unwanted), "{ends:?}");
+    drop(stop);
+    other.join().unwrap();
+    assert_eq!(job.prefix.newest_epoch().unwrap(), newest);
+    assert!(job.prefix.read_index().unwrap().0.is_empty());
+    assert_eq!(job.prefix.read_lease().unwrap().unwrap().epoch, Epoch(99));
 }

@@ -154,8 +154,14 @@ async fn a_second_request_before_the_answer_ends_the_connection() {
 #[tokio::test]
 async fn a_rank_that_hangs_up_while_it_waits_is_gone() {
     let mut f = fixture();
-    let rank = client(&f.socket, |mut stream| ask(&mut stream, &warn("one")));
+    let (hang_up, told) = std::sync::mpsc::channel::<()>();
+    let rank = client(&f.socket, move |mut stream| {
+        ask(&mut stream, &warn("one"));
+        // One that is gone before it is let in was never there.
+        told.recv().unwrap();
+    });
     let (conn, _) = f.request().await;
+    hang_up.send(()).unwrap();
     rank.join().unwrap();
     f.gone(conn).await;
 }

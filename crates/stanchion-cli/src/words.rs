@@ -108,6 +108,11 @@ pub fn dataset(info: &DatasetInfo) -> Value {
     })
 }
 
+/// An agent's words on one line. They are sentences: quotes stay as they are.
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
 /// Microseconds as a duration.
 pub fn micros(us: u64) -> String {
     out::millis(us.div_ceil(1000))
@@ -180,7 +185,7 @@ impl Teller {
             Notice::Agent { agent, text } => said(
                 "agent",
                 json!({"agent": agent.0, "message": text}),
-                format!("agent {agent}: {}", text.escape_debug()),
+                format!("agent {agent}: {}", plain(text)),
             ),
             Notice::Launching { run } => said(
                 "launching",

@@ -112,6 +112,8 @@ pub enum Cause {
     Fenced,
     /// A file or message of ours does not parse.
     Malformed,
+    /// The application dropped it.
+    Dropped,
 }
 
 /// What a dataset is; the content of its certificate (FM-S2).
@@ -546,6 +548,7 @@ impl std::fmt::Display for Cause {
             Cause::State => write!(f, "the call does not fit what went before"),
             Cause::Fenced => write!(f, "a newer runner has taken over"),
             Cause::Malformed => write!(f, "it does not parse"),
+            Cause::Dropped => write!(f, "the application dropped it"),
         }
     }
 }

@@ -136,11 +136,14 @@ impl Job {
             return Err(failure);
         }
         if first {
-            for (name, why) in found.without_meaning {
-                self.once(&format!("{name} has no meaning here: {why}"));
-            }
-            for name in found.unknown {
-                self.once(&format!("{} is not known here and is ignored", Words::name(&name)));
+            // Each is named once: what a runner launched inherits the environment it has looked at.
+            if std::env::var_os("STANCHION_JOB_DIR").is_none() {
+                for (name, why) in found.without_meaning {
+                    self.once(&format!("{name} has no meaning here: {why}"));
+                }
+                for name in found.unknown {
+                    self.once(&format!("{} is not known here and is ignored", Words::name(&name)));
+                }
             }
             for text in meaning.warnings {
                 self.once(&text);

@@ -55,6 +55,10 @@ impl World {
             return self.violate("FM-V5", format!("agent {id} panicked: {}", crate::last_panic()));
         };
         let leaves = actions.iter().any(|a| matches!(a, AgentAction::Exit));
+        if let Some(c) = via.filter(|_| leaves) {
+            let epoch = self.ctrls[&c].epoch;
+            self.judge_epoch(id, epoch);
+        }
         for action in actions {
             if self.violation.is_some() {
                 return;
@@ -180,11 +184,10 @@ impl World {
 
     /// Tries to become the controller of orphans.
     pub(crate) fn take_epoch(&mut self, id: AgentId, tries: u32) {
-        let led = self.agents.get(&id).is_some_and(|p| !p.ctrls.is_empty());
-        let Some(wish) = self.agents.get_mut(&id).and_then(|p| p.lead.take()) else { return };
-        if led {
-            return;
+        if self.agents.get(&id).is_some_and(|p| !p.ctrls.is_empty()) {
+            return self.push(500_000, Event::TakeEpoch(id, tries));
         }
+        let Some(wish) = self.agents.get_mut(&id).and_then(|p| p.lead.take()) else { return };
         if self.prefix.leased(self.now) {
             if tries > LEASE_TRIES {
                 // The runner lives and does not want this agent any more.

@@ -6,7 +6,7 @@ use stanchion_core::api::Outcome;
 use stanchion_format::ids::{AgentId, Incarnation, Key, RankId, SlotId};
 use stanchion_format::index::IndexRecord;
 use stanchion_format::layout::block_slot;
-use stanchion_format::peer::DatasetInfo;
+use stanchion_format::peer::{Cause, DatasetInfo};
 use std::collections::BTreeSet;
 
 impl World {
@@ -217,8 +217,17 @@ impl World {
         self.judge.runner_killed = false;
         self.judge.app_succeeded = false;
         self.judge.plan = None;
-        for p in self.judge.promises.values_mut() {
+        let newest = self.prefix.index.values().max_by_key(|r| (r.inc, r.info.key)).map(|r| r.inc);
+        let dead: BTreeSet<Key> = self
+            .judge
+            .promises
+            .keys()
+            .filter(|k| newest.is_some_and(|inc| !self.in_line(**k, inc)))
+            .copied()
+            .collect();
+        for (key, p) in &mut self.judge.promises {
             (p.cached, p.protected) = (false, false);
+            p.dead = dead.contains(key);
         }
     }
 
@@ -229,6 +238,13 @@ impl World {
             return;
         }
         let expected = self.expected(!self.judge.index_failed);
+        let slow = self.net.2 >= 10 || self.net.0 >= 100;
+        if let Outcome::WoundDown { trouble: Some(t), .. } = outcome
+            && t.cause == Cause::Timeout
+            && slow
+        {
+            self.judge.excused = true;
+        }
         match outcome {
             Outcome::Success { flush_trouble } => {
                 self.judge.finished = true;

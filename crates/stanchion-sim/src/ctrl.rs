@@ -218,6 +218,9 @@ impl World {
         if let Some(p) = self.ctrls.get_mut(&c) {
             p.done = true;
         }
+        if self.ctrls[&c].epoch.0 == self.prefix.epoch {
+            self.prefix.lease = None;
+        }
         if let Some(app) = self.ctrls[&c].app {
             self.stop_ranks(app);
         }
@@ -247,20 +250,16 @@ impl World {
                 self.push(500_000, Event::CtrlEnds(c, tries + 1));
             }
             _ => {
-                if host.is_none() {
-                    self.prefix.lease = None;
-                }
                 self.ctrl_gone(c);
                 self.maybe_next_run();
             }
         }
     }
 
-    /// A runner says in the prefix that it is there.
+    /// A controller says in the prefix that it is there.
     pub(crate) fn keep_lease(&mut self, c: CtrlId) {
         let p = &self.ctrls[&c];
-        if p.host.is_none() && p.epoch.0 == self.prefix.epoch && self.prefix.check(self.now).is_ok()
-        {
+        if !p.done && p.epoch.0 == self.prefix.epoch && self.prefix.check(self.now).is_ok() {
             self.prefix.lease = Some(self.now);
         }
     }

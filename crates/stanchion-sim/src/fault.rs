@@ -174,9 +174,31 @@ pub fn faults(rng: &mut Rng, horizon_ms: u64) -> Vec<Fault> {
     }
     let count = rng.pick(&[0, 1, 1, 1, 2, 2, 3, 4, 6]);
     for _ in 0..count {
-        out.push(Fault { when: when(rng, horizon_ms), what: what(rng) });
+        out.push(match rng.chance(150) {
+            true => aimed(rng),
+            false => Fault { when: when(rng, horizon_ms), what: what(rng) },
+        });
     }
     out
+}
+
+/// Faults at the moments they are made for.
+fn aimed(rng: &mut Rng) -> Fault {
+    let n = rng.below(12) as u32;
+    let nth = rng.range(1, 8) as u32;
+    let at = |moment, us| When::Moment(moment, nth, us);
+    let soon = rng.below(10_000);
+    let (when, what) = match rng.below(8) {
+        0 => (at(Moment::Encode, rng.below(1_000)), What::RotData(n)),
+        1 => (at(Moment::Record, soon / 4), What::KillNode(n)),
+        2 => (at(Moment::Rebuild, soon), What::KillNode(n)),
+        3 => (at(Moment::Stat, soon), What::KillAllRanks),
+        4 => (at(Moment::Announce, soon), What::KillRank(n)),
+        5 => (at(Moment::Launch, rng.below(3_000_000)), What::FreezeRunner(40_000)),
+        6 => (at(Moment::FlushPublish, soon), What::KillNode(n)),
+        _ => (at(Moment::WriteIndex, soon), What::KillRunner),
+    };
+    Fault { when, what }
 }
 
 fn when(rng: &mut Rng, horizon_ms: u64) -> When {

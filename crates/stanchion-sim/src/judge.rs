@@ -74,6 +74,8 @@ pub struct Judge {
     announced: BTreeMap<Incarnation, u64>,
     pub(crate) plan: Option<Plan>,
     plans: BTreeSet<Incarnation>,
+    /// What each incarnation went on from.
+    pub(crate) bases: BTreeMap<Incarnation, Option<Key>>,
     epochs: BTreeMap<AgentId, Epoch>,
     answers: BTreeMap<(usize, u64), (usize, String)>,
     pub(crate) lost: BTreeSet<AgentId>,
@@ -203,7 +205,7 @@ impl World {
     }
 
     /// FM-S11: an agent obeys no lower epoch.
-    fn judge_epoch(&mut self, id: AgentId, epoch: Epoch) {
+    pub(crate) fn judge_epoch(&mut self, id: AgentId, epoch: Epoch) {
         let highest = self.judge.epochs.entry(id).or_default();
         let before = *highest;
         *highest = before.max(epoch);
@@ -225,7 +227,8 @@ impl World {
             }
         }
         let after = self.expected(true);
-        if before != after && !self.judge.finished {
+        let indexed = |k: Key| self.prefix.index.keys().any(|i| *i >= k);
+        if before != after && !self.judge.finished && !before.is_some_and(indexed) {
             let text = format!(
                 "agent {id} evicts {keys:?}; the newest safe one was {before:?}, is {after:?}"
             );
@@ -344,6 +347,20 @@ impl World {
         }
     }
 
+    /// Did incarnation `inc` go on from `key`, by whatever way, or write it?
+    pub(crate) fn in_line(&self, key: Key, inc: Incarnation) -> bool {
+        let (mut inc, mut upto) = (inc, u64::MAX);
+        loop {
+            if key.inc == inc {
+                return key.no.0 <= upto;
+            }
+            match self.judge.bases.get(&inc) {
+                Some(Some(base)) if base.inc < inc => (inc, upto) = (base.inc, base.no.0.min(upto)),
+                _ => return false,
+            }
+        }
+    }
+
     /// Looks at what a controller does before it is done.
     pub(crate) fn judge_ctrl_action(&mut self, c: CtrlId, action: &ControllerAction) {
         if let ControllerAction::Send { msg, .. } = action
@@ -351,8 +368,19 @@ impl World {
             && self.ctrls[&c].epoch.0 == self.prefix.epoch
             && self.judge.plans.insert(plan.inc)
         {
+            self.judge_absent(c);
             self.judge_plan(plan);
         }
+    }
+
+    /// Who does not come to an orphans' leader in time is as good as lost to it (FM-F5a).
+    fn judge_absent(&mut self, c: CtrlId) {
+        if self.ctrls[&c].host.is_none() {
+            return;
+        }
+        let hosts = self.judge.plan.as_ref().map_or_else(Vec::new, |p| p.slots.clone());
+        let linked = self.ctrls[&c].linked.clone();
+        hosts.into_iter().filter(|a| !linked.contains(a)).for_each(|a| self.judge_loss(a));
     }
 
     fn judge_plan(&mut self, plan: &Plan) {
@@ -367,6 +395,8 @@ impl World {
                     .violate("FM-S4", format!("dataset {key} goes on without a certificate"));
             }
         }
+        let held = plan.ledger.iter().map(|e| e.info.key).max();
+        self.judge.bases.insert(plan.inc, plan.restart.map(|(key, _)| key).or(held));
         if !plan.ranks_welcome {
             return;
         }

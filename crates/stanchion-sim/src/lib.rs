@@ -10,6 +10,7 @@ pub mod app;
 mod checks;
 pub mod ctrl;
 pub mod fault;
+pub mod hunt;
 pub mod judge;
 pub mod net;
 pub mod prefix;

@@ -5,7 +5,7 @@ use stanchion_sim::{check, quiet_panics, shrink};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Args {
     from: u64,
     to: u64,
@@ -13,10 +13,12 @@ struct Args {
     trace: bool,
     calm: bool,
     all: bool,
+    #[cfg(feature = "deliberate-bugs")]
+    bug: Option<stanchion_core::bugs::Bug>,
 }
 
 fn args() -> Option<Args> {
-    let mut out = Args { from: 0, to: 1000, only: None, trace: false, calm: false, all: false };
+    let mut out = Args { to: 1000, ..Args::default() };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         match word.as_str() {
@@ -38,6 +40,8 @@ fn args() -> Option<Args> {
             "--trace" => out.trace = true,
             "--calm" => out.calm = true,
             "--all" => out.all = true,
+            #[cfg(feature = "deliberate-bugs")]
+            "--bug" => out.bug = Some(stanchion_sim::hunt::named(&words.next()?)?),
             _ => return None,
         }
     }
@@ -59,6 +63,10 @@ fn main() -> ExitCode {
         let mut sc = if args.calm { Scenario::calm(seed) } else { Scenario::new(seed) };
         if let Some(list) = &args.only {
             sc = shrink::only(&sc, list);
+        }
+        #[cfg(feature = "deliberate-bugs")]
+        if let Some(bug) = args.bug {
+            sc.bugs = stanchion_core::bugs::Bugs::only(bug);
         }
         let verdict = check(sc.clone(), args.trace);
         events += verdict.events;

@@ -42,8 +42,8 @@ struct Active {
     key: Key,
     attempt: u32,
     since: Millis,
-    /// Its abort is issued, and not yet announced.
-    aborting: bool,
+    /// The record of its end is issued, and not yet announced.
+    ending: bool,
 }
 
 /// What the root flushes.
@@ -245,11 +245,9 @@ impl Agent {
         }
     }
 
-    /// The flush is over when its abort is announced: until then nothing else is flushed, and `Finish` waits.
+    /// A flush is over when the record of its end is announced: until then `Finish` waits.
     fn abort_flush(&mut self, key: Key, attempt: u32, trouble: Trouble) {
-        if let Some(active) = self.root.as_mut().and_then(|r| r.flush.active.as_mut()) {
-            active.aborting = true;
-        }
+        self.end_flush();
         self.issue(Record::FlushAbort(key, attempt, trouble));
     }
 
@@ -258,9 +256,15 @@ impl Agent {
         let Some(root) = &mut self.root else { return };
         root.flush.queue.retain(|k| *k != key);
         if let Some(attempt) =
-            root.flush.active.as_ref().filter(|a| a.key == key).map(|a| a.attempt)
+            root.flush.active.as_ref().filter(|a| a.key == key && !a.ending).map(|a| a.attempt)
         {
             self.abort_flush(key, attempt, Trouble::new(Cause::NoDataset));
+        }
+    }
+
+    fn end_flush(&mut self) {
+        if let Some(active) = self.root.as_mut().and_then(|r| r.flush.active.as_mut()) {
+            active.ending = true;
         }
     }
 
@@ -268,7 +272,7 @@ impl Agent {
         self.root
             .as_ref()
             .and_then(|r| r.flush.active.as_ref())
-            .is_some_and(|a| a.key == key && a.attempt == attempt && !a.aborting)
+            .is_some_and(|a| a.key == key && a.attempt == attempt && !a.ending)
     }
 
     fn write_index(&mut self, key: Key, attempt: u32, mut slots: Vec<(SlotId, Crc)>) {
@@ -302,9 +306,7 @@ impl Agent {
         }
         match result {
             TaskResult::Done(_) => {
-                if let Some(root) = &mut self.root {
-                    root.flush.active = None;
-                }
+                self.end_flush();
                 self.issue(Record::Level(key, Level::Persistent));
             }
             other => {
@@ -318,6 +320,11 @@ impl Agent {
     pub(super) fn flush_over(&mut self, key: Key) {
         if let Some(dataset) = self.datasets.get_mut(&key) {
             dataset.flush = FlushState::default();
+        }
+        if let Some(root) = &mut self.root
+            && root.flush.active.as_ref().is_some_and(|a| a.key == key)
+        {
+            root.flush.active = None;
         }
     }
 
@@ -342,7 +349,7 @@ impl Agent {
             .root
             .as_ref()
             .and_then(|r| r.flush.active.as_ref())
-            .filter(|a| !a.aborting)
+            .filter(|a| !a.ending)
             .and_then(|a| (now.since(a.since) > limit).then_some((a.key, a.attempt)));
         if let Some((key, attempt)) = late {
             // FM-V1: a prefix that hangs costs a deadline, not the job.
@@ -358,7 +365,7 @@ impl Agent {
                 let Some(root) = &mut self.root else { return };
                 root.flush.attempts += 1;
                 let attempt = root.flush.attempts;
-                root.flush.active = Some(Active { key, attempt, since: now, aborting: false });
+                root.flush.active = Some(Active { key, attempt, since: now, ending: false });
                 self.issue(Record::FlushStart(key, attempt));
             }
             return;

@@ -391,7 +391,7 @@ impl Agent {
         }
         // A late or repeated one must not end what was installed since (FM-F6).
         let answered = (epoch, round) == self.surveyed && self.phase != Phase::Idle;
-        if (epoch, round) < self.surveyed || answered {
+        if (epoch, round) < self.surveyed && !self.bug(Bug::ObeyFenced) || answered {
             return;
         }
         self.surveyed = (epoch, round);
@@ -582,9 +582,10 @@ impl Agent {
     }
 
     fn report(&mut self, report: Report) {
-        if let Some(root) = &mut self.root {
-            root.report(report, self.now.mono);
-            self.send_reports();
+        let inc = self.incarnation();
+        let now = self.now.mono;
+        if let Some(n) = self.root.as_mut().and_then(|root| root.report(report.clone(), now)) {
+            self.send(PeerId::Controller, Msg::Report(inc, n, report));
         }
     }
 

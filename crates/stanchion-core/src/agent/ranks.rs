@@ -671,6 +671,7 @@ impl Agent {
                         format!("there is no usable dataset '{}'", wanted_name.escape_debug()),
                     );
                 }
+                Ask::Drop { .. } | Ask::Delete { .. } => self.answer(waiting.conn, Answer::Ok),
                 Ask::CompleteRestart => {
                     let next = match &name {
                         Some(name) => format!(

@@ -12,7 +12,8 @@ use stanchion_format::peer::{
 };
 use std::collections::{BTreeSet, VecDeque};
 
-/// Reports that may wait for the controller's acknowledgement; older ones are dropped beyond it.
+/// Reports that may wait for the controller's acknowledgement; beyond it the controller is as good as gone
+/// and further ones are not made.
 const REPORTS_MAX: usize = 1024;
 /// Prefix of settings that carry halt conditions; they are not in the table.
 const HALT_PREFIX: &str = "halt.";
@@ -90,15 +91,16 @@ impl Root {
         root
     }
 
-    pub(super) fn report(&mut self, report: Report, now: Millis) {
+    /// Keeps a report until it is acknowledged; gives its number.
+    pub(super) fn report(&mut self, report: Report, now: Millis) -> Option<u64> {
         if self.reports.len() >= REPORTS_MAX {
-            self.reports.pop_front();
+            return None;
         }
-        self.reports.push_back((self.next_report, report));
+        let n = self.next_report;
+        self.reports.push_back((n, report));
         self.next_report += 1;
-        if self.reports_sent.is_none() {
-            self.reports_sent = Some(now);
-        }
+        self.reports_sent.get_or_insert(now);
+        Some(n)
     }
 }
 
@@ -470,10 +472,13 @@ impl Agent {
                 Verdict::Failed(Code::Io, trouble)
             }
             (_, None) => Verdict::Ok,
+            // It was about to be restarted from: the controller chooses another, and the ranks hear then.
+            (_, Some(key)) if root.restart == Some(key) => {
+                let inc = self.incarnation();
+                self.ask_again(Msg::Rejected(inc, key, Trouble::new(Cause::Dropped)));
+                return;
+            }
             (_, Some(key)) => {
-                if root.restart == Some(key) {
-                    root.restart = None;
-                }
                 self.abort_flush_of(key);
                 Verdict::Record(self.issue(Record::Forget(key)))
             }

@@ -300,8 +300,13 @@ impl Controller {
     fn on_agent_up(&mut self, addr: AgentAddr) {
         let heard = self.now.mono;
         self.agents.insert(addr.id, Known { addr, heard, probe: None });
-        if self.phase == Phase::Starting && self.agents.len() >= self.cfg.agents as usize {
-            self.all_up();
+        let winding_down = self.cfg.purpose == Purpose::WindDown;
+        match self.phase {
+            Phase::Starting if self.agents.len() >= self.cfg.agents as usize => self.all_up(),
+            Phase::Starting | Phase::Surveying | Phase::Done => {}
+            // It may hold a newer dataset than those who came in time: ask before that is discarded.
+            _ if winding_down => self.survey(true),
+            _ => {}
         }
     }
 
@@ -516,11 +521,15 @@ impl Controller {
         if !self.current(inc) {
             return;
         }
-        self.send(from, Msg::ReportAck(inc, n));
-        if n <= self.reports_seen {
+        // An acknowledgement covers all up to it: one that came before its predecessors comes again.
+        let next = n == self.reports_seen + 1;
+        if next {
+            self.reports_seen = n;
+        }
+        self.send(from, Msg::ReportAck(inc, self.reports_seen));
+        if !next {
             return;
         }
-        self.reports_seen = n;
         self.note(&report);
         let severity = match &report {
             Report::Dropped(..) | Report::ProtectFailed(..) | Report::FlushFailed(..) => {
