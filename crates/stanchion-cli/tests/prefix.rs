@@ -207,6 +207,23 @@ fn a_prefix_or_cache_that_is_missing_or_no_directory() {
     s.nothing_left();
 }
 
+#[test]
+fn a_prefix_where_this_user_may_not_write() {
+    use std::os::unix::fs::PermissionsExt;
+    if rustix::process::geteuid().is_root() {
+        eprintln!("SKIP prefix without the right to write: root may write everywhere");
+        return;
+    }
+    let s = Scratch::new();
+    let mode =
+        |mode| std::fs::set_permissions(s.prefix(), std::fs::Permissions::from_mode(mode)).unwrap();
+    mode(0o555);
+    s.ends(&["run", "--", "true"]).code(7).says(&["prefix", "Permission denied", "right to write"]);
+    s.ends(&["list"]).code(0);
+    mode(0o755);
+    s.nothing_left();
+}
+
 /// A small file system of its own; `None` where this user may not mount.
 struct Small(std::path::PathBuf);
 

@@ -234,6 +234,14 @@ fn a_lost_node_is_replaced_by_a_spare_and_without_one_the_run_ends() {
 }
 
 #[test]
+fn agents_that_do_not_come_up_in_time_end_the_run() {
+    let s = Scratch::new();
+    let args = ["run", "--nodes", "8", "--set", "start_timeout_ms=1", "--", "true"];
+    s.ends(&args).code(11).says(&["agent"]);
+    s.nothing_left();
+}
+
+#[test]
 fn a_wish_to_halt_reaches_a_running_job() {
     let s = Scratch::new();
     let mut run = s.run(&[], "sleep 1000");
