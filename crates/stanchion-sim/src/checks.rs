@@ -239,12 +239,14 @@ impl World {
         }
         let expected = self.expected(!self.judge.index_failed);
         let slow = self.net.2 >= 10 || self.net.0 >= 100;
-        if let Outcome::WoundDown { trouble: Some(t), .. } = outcome
-            && t.cause == Cause::Timeout
-            && slow
-        {
-            self.judge.excused = true;
-        }
+        // Deadlines that messages on such a network do not meet.
+        let late = match outcome {
+            Outcome::WoundDown { trouble: Some(t), .. } => t.cause == Cause::Timeout,
+            Outcome::NoSpare { .. } => true,
+            _ => false,
+        };
+        self.judge.excused |= late && slow;
+        self.judge_absent(c);
         match outcome {
             Outcome::Success { flush_trouble } => {
                 self.judge.finished = true;

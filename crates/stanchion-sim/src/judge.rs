@@ -374,7 +374,7 @@ impl World {
     }
 
     /// Who does not come to an orphans' leader in time is as good as lost to it (FM-F5a).
-    fn judge_absent(&mut self, c: CtrlId) {
+    pub(crate) fn judge_absent(&mut self, c: CtrlId) {
         if self.ctrls[&c].host.is_none() {
             return;
         }
