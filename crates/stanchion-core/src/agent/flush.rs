@@ -251,6 +251,19 @@ impl Agent {
         self.issue(Record::FlushAbort(key, attempt, trouble));
     }
 
+    /// One flush is under way and another waits for it.
+    pub(super) fn flush_is_behind(&self) -> bool {
+        self.root.as_ref().is_some_and(|r| r.flush.active.is_some() && !r.flush.queue.is_empty())
+    }
+
+    /// FM-V6: what cannot be flushed in time costs its level, not the job.
+    pub(super) fn give_up_queued_flushes(&mut self) {
+        let queued = self.root.as_mut().map(|r| std::mem::take(&mut r.flush.queue));
+        for key in queued.into_iter().flatten() {
+            self.report(Report::FlushFailed(key, Trouble::new(Cause::Timeout)));
+        }
+    }
+
     /// A dataset that is forgotten is not written any further.
     pub(super) fn abort_flush_of(&mut self, key: Key) {
         let Some(root) = &mut self.root else { return };
