@@ -6,7 +6,7 @@ use stanchion_core::api::Outcome;
 use stanchion_format::ids::{AgentId, Incarnation, Key, RankId, SlotId};
 use stanchion_format::index::IndexRecord;
 use stanchion_format::layout::block_slot;
-use stanchion_format::peer::{Cause, DatasetInfo};
+use stanchion_format::peer::DatasetInfo;
 use std::collections::BTreeSet;
 
 impl World {
@@ -238,14 +238,6 @@ impl World {
             return;
         }
         let expected = self.expected(!self.judge.index_failed);
-        let slow = self.net.2 >= 10 || self.net.0 >= 100;
-        // Deadlines that messages on such a network do not meet.
-        let late = match outcome {
-            Outcome::WoundDown { trouble: Some(t), .. } => t.cause == Cause::Timeout,
-            Outcome::NoSpare { .. } => true,
-            _ => false,
-        };
-        self.judge.excused |= late && slow;
         self.judge_absent(c);
         match outcome {
             Outcome::Success { flush_trouble } => {
@@ -277,6 +269,10 @@ impl World {
             }
             _ => {}
         }
+    }
+
+    pub(crate) fn net_is_bad(&self) -> bool {
+        self.net.2 >= 10 || self.net.0 >= 100
     }
 
     fn must_be_persistent(&mut self, key: Key, when: &str) {
