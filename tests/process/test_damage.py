@@ -46,6 +46,13 @@ def stop_ranks(run):
     return pids
 
 
+def newest_protected(run):
+    """The newest complete dataset, once it is protected: agents go on while the ranks are stopped."""
+    number = run.all_events("committed")[-1]["number"]
+    run.wait_event(lambda e: e["event"] == "level" and e["level"] == "protected" and e["dataset"]["number"] == number)
+    return number
+
+
 def datasets_in(agent):
     """Directories of datasets in an agent's cache, newest last."""
     return sorted(d for d in Path(agent["cache"]).iterdir() if d.is_dir() and d.name[0].isdigit())
@@ -53,17 +60,18 @@ def datasets_in(agent):
 
 def cache_damage(lab, kind, nodes, spares=0, scheme="XOR", run_args=()):
     """Damages the newest dataset on `nodes`, kills all ranks; (run, index, number of the damaged one)."""
-    run = heat(lab, spares=spares, scheme=scheme, run_args=run_args)
-    at = committed(run, 0, 2)
-    at, event = protected(run, at)
+    run = heat(lab, spares=spares, scheme=scheme, run_args=run_args, step_ms=40)
+    at, _ = protected(run, committed(run, 0, 2))
     pids = stop_ranks(run)
+    number = newest_protected(run)
     newest = None
     for node in nodes:
         agent = run.node(node)
-        # The newest that both lists know as protected: one that was being written has no certificate.
-        dirs = [d for d in datasets_in(agent) if int(d.name.split(".")[0]) <= event["dataset"]["number"]]
+        # What was being written when the ranks were stopped has no certificate.
+        dirs = [d for d in datasets_in(agent) if int(d.name.split(".")[0]) <= number]
         mine = files_of(dirs[-1])
         newest = int(dirs[-1].name.split(".")[0])
+        check(newest == number and len(dirs) >= 2, f"node {node} has {dirs}, wanted number {number}")
         damage(kind, mine[0], mine[1], files_of(dirs[-2])[0])
     for pid in pids:
         try:
@@ -155,6 +163,7 @@ def test_cache_parity(lab):
     at = committed(run, 0, 2)
     at, event = run.wait_event(lambda e: e["event"] == "level" and e["level"] == "persistent", after=at)
     pids = stop_ranks(run)
+    newest_protected(run)
     for node in (0, 2, 3):
         for directory in datasets_in(run.node(node)):
             for parity in Path(directory).rglob("parity"):

@@ -44,7 +44,7 @@ impl World {
         let Some(there) = self.place(to) else { return self.refuse(from, to) };
         let local = from == to || self.process(to) == self.process(from);
         let (loss, twice, slow) = self.net;
-        if self.cut(here, there) && !local || self.rng.chance(loss) && !local {
+        if !local && (self.cut(here, there) || self.rng.chance(loss)) {
             return;
         }
         let copies = 1 + u32::from(self.rng.chance(twice) && !local);
@@ -176,7 +176,8 @@ impl World {
             msg => format!("{msg:?}"),
         };
         if text.len() > 300 {
-            let cut = text.floor_char_boundary(300);
+            let cut =
+                (0..=300.min(text.len())).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0);
             text.truncate(cut);
         }
         self.note(|| format!("  {} > {}  {text}", name(from), name(to)));

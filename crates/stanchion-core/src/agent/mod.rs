@@ -350,10 +350,8 @@ impl Agent {
         self.orphan.heard_from(from, self.now.mono);
         match msg {
             Msg::Ping(n) => self.send_agent(from, Msg::Pong(n)),
-            Msg::Pong(_) => {
-                if self.probes.remove(&from).is_some() {
-                    self.send(PeerId::Controller, Msg::Probed(from, true));
-                }
+            Msg::Pong(_) if self.probes.remove(&from).is_some() => {
+                self.send(PeerId::Controller, Msg::Probed(from, true));
             }
             Msg::Up(inc, id, contrib) if self.current(inc) => self.on_up(from, id, *contrib),
             Msg::Down(inc, id, verdict) if self.current(inc) => self.on_down(from, id, verdict),
