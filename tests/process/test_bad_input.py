@@ -146,7 +146,7 @@ int main(int argc, char **argv)
     }
     if (strcmp(what, "names") == 0) {
         const char *name = first ? "one" : "two";
-        return say(ctx, stn_begin(ctx, name, strlen(name), STN_CHECKPOINT, NULL)) ? 0 : 9;
+        return say(ctx, stn_begin(ctx, name, strlen(name), STN_FLAG_CHECKPOINT, NULL)) ? 0 : 9;
     }
     if (strcmp(what, "late") == 0 && !first) {
         pause();

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-use stanchion_core::api::{ControllerAction, ControllerEvent, Outcome};
+use stanchion_core::api::{ControllerAction, ControllerEvent, Notice, Outcome};
 use stanchion_core::controller::{Controller, ControllerConfig, Status};
-use stanchion_format::ids::{AgentId, Epoch, PeerId};
+use stanchion_format::ids::{AgentId, DatasetNo, Epoch, Key, PeerId};
 use stanchion_format::index::LeaseFile;
-use stanchion_format::peer::{AgentAddr, Cause, Trouble};
+use stanchion_format::peer::{AgentAddr, Cause, Severity, Trouble};
 use stanchion_io::prefix::Prefix;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -234,7 +234,8 @@ impl<M: ControllerMind> Lead<M> {
 
     fn read_index(&self) {
         let prefix = self.prefix.clone();
-        let read = off_thread(move || read_index(&prefix));
+        let say = self.say.clone();
+        let read = off_thread(move || read_index(&prefix, &say));
         let own = self.own.clone();
         tokio::spawn(async move {
             let timeout = || Err(Trouble::new(Cause::Timeout));
@@ -248,10 +249,20 @@ impl<M: ControllerMind> Lead<M> {
     }
 }
 
-fn read_index(prefix: &Path) -> Result<Vec<stanchion_format::index::IndexRecord>, Trouble> {
+/// Reads the records; the user hears of those that cannot be used.
+fn read_index(
+    prefix: &Path,
+    say: &mpsc::UnboundedSender<ControllerAction>,
+) -> Result<Vec<stanchion_format::index::IndexRecord>, Trouble> {
     let (records, bad) = Prefix::open(prefix)?.read_index()?;
     for record in bad {
         warn!(file = record.file, trouble = %record.trouble, "a record of the index is left out");
+        let name = record.file.rsplit('/').next().unwrap_or_default().to_owned();
+        let no = name.split('.').next().and_then(|n| n.parse().ok()).unwrap_or(0);
+        let key = Key { no: DatasetNo(no), ..Key::default() };
+        let notice = Notice::Skipped { key, name, trouble: record.trouble };
+        // Who does not listen any more does not miss it.
+        let _ = say.send(ControllerAction::Say(Severity::Warn, notice));
     }
     Ok(records)
 }

@@ -6,7 +6,7 @@ use stanchion_core::api::Outcome;
 use stanchion_format::ids::{AgentId, Incarnation, Key, RankId, SlotId};
 use stanchion_format::index::IndexRecord;
 use stanchion_format::layout::block_slot;
-use stanchion_format::peer::{Cause, DatasetInfo};
+use stanchion_format::peer::DatasetInfo;
 use std::collections::BTreeSet;
 
 impl World {
@@ -238,13 +238,7 @@ impl World {
             return;
         }
         let expected = self.expected(!self.judge.index_failed);
-        let slow = self.net.2 >= 10 || self.net.0 >= 100;
-        if let Outcome::WoundDown { trouble: Some(t), .. } = outcome
-            && t.cause == Cause::Timeout
-            && slow
-        {
-            self.judge.excused = true;
-        }
+        self.judge_absent(c);
         match outcome {
             Outcome::Success { flush_trouble } => {
                 self.judge.finished = true;
@@ -275,6 +269,10 @@ impl World {
             }
             _ => {}
         }
+    }
+
+    pub(crate) fn net_is_bad(&self) -> bool {
+        self.net.2 >= 10 || self.net.0 >= 100
     }
 
     fn must_be_persistent(&mut self, key: Key, when: &str) {

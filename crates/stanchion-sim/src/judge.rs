@@ -2,11 +2,11 @@
 
 use crate::app::State;
 use crate::world::{CtrlId, World};
-use stanchion_core::api::{AgentAction, ControllerAction, Outcome};
+use stanchion_core::api::{AgentAction, ControllerAction, Notice, Outcome};
 use stanchion_format::client::{Answer, FLAG_CHECKPOINT};
 use stanchion_format::ids::{AgentId, Epoch, Incarnation, Key, Level, PeerId, RankId, SlotId};
 use stanchion_format::layout::Scheme;
-use stanchion_format::peer::{DatasetInfo, Msg, Plan, Record, Report};
+use stanchion_format::peer::{Cause, DatasetInfo, Msg, Plan, Record, Report};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A file as a rank wrote it.
@@ -40,7 +40,9 @@ pub struct Promise {
     pub info: DatasetInfo,
     /// The run that wrote it.
     pub run: u32,
-    /// `cached` was said, and the caches are not evicted.
+    /// `cached` was said.
+    pub said: bool,
+    /// That, and the caches are not evicted.
     pub cached: bool,
     /// `protected` was said, and the caches are not evicted.
     pub protected: bool,
@@ -115,6 +117,13 @@ impl Promise {
                 Scheme::Xor => members.iter().filter(|m| gone.contains(m)).count() == 1,
             }
         })
+    }
+
+    /// It is called complete, the first time: reports come again, also when it is evicted.
+    fn say(&mut self) {
+        if !std::mem::replace(&mut self.said, true) {
+            self.cached = true;
+        }
     }
 
     fn in_caches(&self) -> bool {
@@ -266,6 +275,7 @@ impl World {
         let promise = Promise {
             info: info.clone(),
             run: self.run,
+            said: false,
             cached: false,
             protected: false,
             persistent: false,
@@ -306,7 +316,7 @@ impl World {
             Report::Committed(info, _) => {
                 self.judge_certified(inc, info);
                 if let Some(p) = self.judge.promises.get_mut(&info.key) {
-                    p.cached = true;
+                    p.say();
                 }
             }
             Report::Dropped(key, _) => self.judge_dropped(*key),
@@ -324,7 +334,7 @@ impl World {
             return self.violate("FM-S2", format!("dataset {key} is {level:?} without a commit"));
         };
         match level {
-            Level::Cached => p.cached = true,
+            Level::Cached => p.say(),
             Level::Persistent => {
                 p.persistent = true;
                 if !p.prefix_rot
@@ -338,7 +348,7 @@ impl World {
                 if !p.protected_in.insert(inc) {
                     return;
                 }
-                (p.cached, p.protected) = (true, true);
+                (p.said, p.cached, p.protected) = (true, true, true);
                 if let Err(text) = self.parity_holds(key) {
                     return self.violate("FM-S5", format!("dataset {key} is protected: {text}"));
                 }
@@ -363,6 +373,10 @@ impl World {
 
     /// Looks at what a controller does before it is done.
     pub(crate) fn judge_ctrl_action(&mut self, c: CtrlId, action: &ControllerAction) {
+        if let ControllerAction::Say(_, Notice::FinalFlushDone { trouble: Some(t), .. }) = action {
+            // Deadlines that messages on such a network do not meet.
+            self.judge.excused |= t.cause == Cause::Timeout && self.net_is_bad();
+        }
         if let ControllerAction::Send { msg, .. } = action
             && let Msg::Install(plan) = &**msg
             && self.ctrls[&c].epoch.0 == self.prefix.epoch
@@ -374,7 +388,7 @@ impl World {
     }
 
     /// Who does not come to an orphans' leader in time is as good as lost to it (FM-F5a).
-    fn judge_absent(&mut self, c: CtrlId) {
+    pub(crate) fn judge_absent(&mut self, c: CtrlId) {
         if self.ctrls[&c].host.is_none() {
             return;
         }
@@ -468,7 +482,7 @@ impl World {
     fn judge_completed(&mut self, app: usize, rank: usize) {
         let Some(key) = self.waited_for(app, rank) else { return };
         match self.judge.promises.get_mut(&key) {
-            Some(p) => p.cached = true,
+            Some(p) => p.say(),
             None => self.violate("FM-S2", format!("rank {rank} hears that {key} is complete")),
         }
     }

@@ -43,6 +43,7 @@ impl Prefix {
     pub fn take_epoch(&mut self, now: u64) -> Result<Epoch, Trouble> {
         self.check(now)?;
         self.epoch += 1;
+        self.lease = Some(now);
         Ok(Epoch(self.epoch))
     }
 

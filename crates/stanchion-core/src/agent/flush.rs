@@ -7,8 +7,9 @@ use stanchion_format::checksum::Crc;
 use stanchion_format::client::FLAG_OUTPUT;
 use stanchion_format::ids::{Key, Level, PeerId, SlotId};
 use stanchion_format::index::{INDEX_VERSION, IndexRecord};
+use stanchion_format::manifest::Manifest;
 use stanchion_format::peer::{Cause, CollId, Contrib, Msg, Record, Report, Times, Trouble};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// Attempts to flush a dataset when the job ends.
 const FINISH_ATTEMPTS_MAX: u32 = 3;
@@ -118,6 +119,15 @@ impl Agent {
             self.digest(key, slot);
             return false;
         };
+        if step == Step::Prepare && self.replaced(key, &manifest) {
+            // FM-S10: what the application itself has overwritten must not come back over it.
+            let trouble = Trouble::new(Cause::SamePath).slot(slot);
+            if let Some(dataset) = self.datasets.get_mut(&key) {
+                dataset.flush.trouble.get_or_insert(trouble);
+            }
+            return false;
+        }
+        let Some(dataset) = self.datasets.get_mut(&key) else { return false };
         let part = dataset.slots.entry(slot).or_default();
         match part.flush {
             Some((a, s, done)) if a == attempt && s == step => return done,
@@ -129,6 +139,18 @@ impl Agent {
         };
         self.run(TaskFor::Flush(key, slot, attempt, step), work);
         false
+    }
+
+    /// Is there a file of this manifest in the prefix in a newer version?
+    fn replaced(&self, key: Key, manifest: &Manifest) -> bool {
+        let newer = self
+            .datasets
+            .iter()
+            .filter(|(k, d)| **k > key && d.levels.contains(&Level::Persistent));
+        newer.filter_map(|(_, d)| d.manifests.get(&manifest.slot)).any(|m| {
+            let paths: BTreeSet<&str> = m.files.iter().map(|f| f.path.as_str()).collect();
+            manifest.files.iter().any(|f| paths.contains(f.path.as_str()))
+        })
     }
 
     pub(super) fn on_flush_task(
@@ -251,6 +273,19 @@ impl Agent {
         self.issue(Record::FlushAbort(key, attempt, trouble));
     }
 
+    /// One flush is under way and another waits for it.
+    pub(super) fn flush_is_behind(&self) -> bool {
+        self.root.as_ref().is_some_and(|r| r.flush.active.is_some() && !r.flush.queue.is_empty())
+    }
+
+    /// FM-V6: what cannot be flushed in time costs its level, not the job.
+    pub(super) fn give_up_queued_flushes(&mut self) {
+        let queued = self.root.as_mut().map(|r| std::mem::take(&mut r.flush.queue));
+        for key in queued.into_iter().flatten() {
+            self.report(Report::FlushFailed(key, Trouble::new(Cause::Timeout)));
+        }
+    }
+
     /// A dataset that is forgotten is not written any further.
     pub(super) fn abort_flush_of(&mut self, key: Key) {
         let Some(root) = &mut self.root else { return };
@@ -334,7 +369,9 @@ impl Agent {
         root.flush.active = None;
         if let Some(finish) = &mut root.flush.finish {
             finish.tries += 1;
-            if finish.tries < FINISH_ATTEMPTS_MAX && trouble.cause != Cause::Fenced {
+            if trouble.cause == Cause::SamePath {
+                // A newer dataset is there in its place: nothing is missing.
+            } else if finish.tries < FINISH_ATTEMPTS_MAX && trouble.cause != Cause::Fenced {
                 root.flush.queue.push_front(key);
             } else {
                 finish.trouble.get_or_insert(trouble);

@@ -328,6 +328,15 @@ impl Agent {
         let waiting = self.datasets.values().filter(|d| d.protecting()).count();
         let limit = self.settings().number("collective_timeout_ms");
         let now = self.now.mono;
+        let behind = self.flush_is_behind();
+        let Some(pending) = &self.root_mut().pending_begin else { return };
+        if behind {
+            // What waits for its flush must not be evicted meanwhile; but no prefix holds the job for ever.
+            if now.since(pending.since) <= limit / 2 {
+                return;
+            }
+            self.give_up_queued_flushes();
+        }
         let Some(pending) = &self.root_mut().pending_begin else { return };
         if waiting >= UNPROTECTED_MAX {
             if now.since(pending.since) > limit {

@@ -324,7 +324,16 @@ impl Controller {
     }
 
     fn on_agent_down(&mut self, agent: AgentId, silent: bool) {
-        let Some(_) = self.agents.remove(&agent) else { return };
+        if self.agents.remove(&agent).is_none() {
+            // Orphans need not wait for who died with the runner.
+            if self.phase == Phase::Starting && self.cfg.purpose == Purpose::WindDown {
+                self.cfg.agents = self.cfg.agents.saturating_sub(1);
+                if !self.agents.is_empty() && self.agents.len() >= self.cfg.agents as usize {
+                    self.all_up();
+                }
+            }
+            return;
+        }
         self.holdings.remove(&agent);
         self.lost += 1;
         let slots: Vec<SlotId> =

@@ -1,0 +1,101 @@
+//! Thousands of histories, and the judge's eyesight.
+
+use stanchion_core::bugs::{Bug, Bugs};
+use stanchion_sim::fault::What;
+use stanchion_sim::hunt::{self, BUGS};
+use stanchion_sim::scenario::Scenario;
+use stanchion_sim::{check, quiet_panics, shrink};
+
+/// Threads of every test here: the machines that run it have two cores.
+const THREADS: usize = 2;
+/// Seeds in which each deliberate bug must show.
+const HUNT_SEEDS: u64 = 6_000;
+
+fn seeds() -> u64 {
+    let wanted = std::env::var("STANCHION_SIM_SEEDS").ok();
+    wanted.map_or(10_000, |n| n.parse().expect("STANCHION_SIM_SEEDS is a number"))
+}
+
+#[test]
+fn no_history_breaks_a_rule() {
+    quiet_panics();
+    let sum = hunt::run(0..seeds(), THREADS, 1, Scenario::new);
+    println!("{} histories, {} events, {} decisions", sum.histories, sum.events, sum.restarts);
+    let Some((seed, verdict)) = sum.broken.first() else { return };
+    let v = verdict.violation.as_ref().expect("broken histories have a violation");
+    let sc = Scenario::new(*seed);
+    let kept = shrink::shrink(&sc, v);
+    let short = check(shrink::only(&sc, &kept), true);
+    let from = short.trace.len().saturating_sub(80);
+    panic!(
+        "seed {seed}: {} {}\nfaults {:?}\n{}\nagain: stanchion-sim --seed {seed} --only {} --trace",
+        v.rule,
+        v.text,
+        shrink::only(&sc, &kept).faults,
+        short.trace[from..].join("\n"),
+        kept.iter().map(usize::to_string).collect::<Vec<_>>().join(","),
+    );
+}
+
+#[test]
+fn without_faults_every_run_ends_with_success() {
+    let sum = hunt::run(0..500, THREADS, 1, |seed| shrink::only(&Scenario::new(seed), &[]));
+    assert!(sum.broken.is_empty(), "{:?}", sum.broken.first());
+    for seed in 0..50 {
+        let verdict = check(shrink::only(&Scenario::new(seed), &[]), false);
+        let word = format!("{:?}", verdict.outcomes);
+        assert!(word.starts_with("[Success"), "seed {seed}: {word}");
+    }
+}
+
+#[test]
+fn a_seed_is_a_history() {
+    quiet_panics();
+    for seed in 0..200 {
+        let (a, b) = (check(Scenario::new(seed), false), check(Scenario::new(seed), true));
+        assert_eq!((a.hash, a.events, a.time), (b.hash, b.events, b.time), "seed {seed}");
+    }
+}
+
+#[test]
+fn every_deliberate_bug_is_found() {
+    quiet_panics();
+    let mut hidden = Vec::new();
+    for bug in BUGS {
+        let sum = hunt::run(0..HUNT_SEEDS, THREADS, 1, |seed| with(seed, *bug));
+        match sum.broken.first() {
+            Some((seed, v)) => {
+                let rule = v.violation.as_ref().map_or("", |v| v.rule);
+                println!("{bug:?}: {rule} in seed {seed}, after {} histories", sum.histories);
+            }
+            None => hidden.push(*bug),
+        }
+    }
+    assert!(hidden.is_empty(), "not found: {hidden:?}");
+}
+
+fn with(seed: u64, bug: Bug) -> Scenario {
+    let mut sc = Scenario::new(seed);
+    sc.bugs = Bugs::only(bug);
+    sc
+}
+
+#[test]
+fn a_broken_history_is_shortened_to_the_fault_that_matters() {
+    quiet_panics();
+    // Files that are not verified reach ranks only if something damaged or took them: some fault stays.
+    let bug = Bug::SkipVerify;
+    let (seed, v) = (0..HUNT_SEEDS)
+        .find_map(|seed| {
+            let sc = with(seed, bug);
+            let v = check(sc.clone(), false).violation.filter(|v| v.rule == "FM-S7")?;
+            (sc.faults.len() >= 4).then_some((seed, v))
+        })
+        .expect("the hunt finds it");
+    let sc = with(seed, bug);
+    let kept = shrink::shrink(&sc, &v);
+    assert!(!kept.is_empty() && kept.len() < sc.faults.len(), "{kept:?} of {:?}", sc.faults);
+    let short = shrink::only(&sc, &kept);
+    assert!(!short.faults.iter().all(|f| matches!(f.what, What::NetLoss(_))));
+    assert_eq!(check(short, false).violation.map(|v| v.rule), Some(v.rule));
+}
