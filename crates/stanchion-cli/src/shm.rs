@@ -9,9 +9,9 @@ use std::time::SystemTime;
 
 /// Where POSIX shared memory is on Linux.
 const DIR: &str = "/dev/shm";
-/// How MPI libraries name theirs: MPICH; Open MPI 5, 4 and its one-sided part; Intel MPI; UCX.
+/// how MPI libraries name theirs: MPICH (mpich_shm_, mpich_shar_tmp); Open MPI 5, 4 and its one-sided part; Intel MPI; UCX.
 const NAMES: [&str; 6] =
-    ["mpich_shm_", "sm_segment.", "vader_segment.", "osc_rdma.", "Intel_MPI_", "ucx_shm_posix_"];
+    ["mpich_sh", "sm_segment.", "vader_segment.", "osc_rdma.", "Intel_MPI_", "ucx_shm_posix_"];
 
 /// Removes what an MPI made since `since`, is ours, and is neither open in nor mapped by any process.
 /// Returns how many. To be called when no rank of the job lives; other jobs' is in use and stays.
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn only_what_nobody_uses_and_an_mpi_made() {
         let name = |what: &str| Path::new(DIR).join(format!("{what}{}_test", std::process::id()));
-        let [left, open, other] = ["mpich_shm_", "sm_segment.", "someone_elses_"].map(name);
+        let [left, open, other] = ["mpich_sh", "sm_segment.", "someone_elses_"].map(name);
         for path in [&left, &open, &other] {
             std::fs::write(path, "x").expect("shared memory can be written");
         }
