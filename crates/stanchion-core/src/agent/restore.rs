@@ -20,6 +20,8 @@ struct Job {
     /// Chunks to rebuild: number → (tries, not before, running).
     bad: BTreeMap<u64, (u32, Millis, bool)>,
     asked: Option<Millis>,
+    /// The slot's data was here: what is bad is damage, not loss.
+    held: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -70,7 +72,7 @@ impl Agent {
             }
         }
         for (key, slot, _) in &jobs {
-            let job = Job { state: State::Working, bad: BTreeMap::new(), asked: None };
+            let job = Job { state: State::Working, bad: BTreeMap::new(), asked: None, held: false };
             self.restore.jobs.insert((*key, *slot), job);
         }
         for (key, slot, source) in jobs {
@@ -104,6 +106,9 @@ impl Agent {
         };
         let held = dataset.slots.get(&slot).is_some_and(|p| p.data);
         let manifest = dataset.manifests.get(&slot).cloned();
+        if let Some(job) = self.restore.jobs.get_mut(&(key, slot)) {
+            job.held = held;
+        }
         match manifest {
             Some(manifest) => self.verify(manifest),
             // Committed, then lost its ranks before it was digested: what is there is what they wrote.
@@ -123,6 +128,11 @@ impl Agent {
         let (key, slot) = (manifest.key, manifest.slot);
         self.set_state(key, slot, State::Working);
         self.own_manifest(manifest.clone());
+        let held = self.restore.jobs.get(&(key, slot)).is_some_and(|j| j.held);
+        if let Some(part) = self.datasets.get_mut(&key).and_then(|d| d.slots.get_mut(&slot)) {
+            // What is still to be rebuilt is not held: the next survey must not count on it.
+            part.data = held;
+        }
         if self.bug(Bug::SkipVerify) {
             self.slot_verified(key, slot, 0);
             return;
@@ -220,7 +230,7 @@ impl Agent {
             self.slot_verified(key, slot, bytes);
             return;
         }
-        let whole = bad.len() as u64 == manifest.chunk_count();
+        let held = self.restore.jobs.get(&(key, slot)).is_some_and(|j| j.held);
         if !dataset.info.sets.redundant(slot) {
             let trouble = Trouble::new(Cause::Damaged).slot(slot);
             let trouble = match bad_files.first() {
@@ -230,7 +240,7 @@ impl Agent {
             self.restore_failed(trouble);
             return;
         }
-        if !whole {
+        if held {
             let room = 64usize.saturating_sub(self.restore.repaired_files.len());
             for file in bad_files.iter().take(room) {
                 self.log(
@@ -345,6 +355,9 @@ impl Agent {
     /// A slot is whole.
     pub(super) fn restored_slot(&mut self, key: Key, slot: SlotId) {
         self.set_state(key, slot, State::Done);
+        if let Some(part) = self.datasets.get_mut(&key).and_then(|d| d.slots.get_mut(&slot)) {
+            part.data = true;
+        }
         self.check_restored();
     }
 
