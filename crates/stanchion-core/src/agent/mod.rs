@@ -459,9 +459,10 @@ impl Agent {
             return;
         }
         self.epoch = self.epoch.max(inc.epoch);
+        let ended = (inc.epoch, inc.count) < self.surveyed && !self.bug(Bug::ObeyFenced);
         let idle = self.phase == Phase::Idle;
-        if inc < self.incarnation() || (inc == self.incarnation() && idle) {
-            // A survey ended it: the next decision makes a new one (FM-F6).
+        if ended || inc < self.incarnation() || (inc == self.incarnation() && idle) {
+            // A survey ended it, or came before it did: the next decision makes a new one (FM-F6).
             return;
         }
         if inc > self.incarnation() {
