@@ -298,7 +298,8 @@ impl Agent {
         let Some(newest_protected) = newest_protected.copied() else { return };
         let mut gone = Vec::new();
         for (place, key) in checkpoints.iter().enumerate() {
-            if place >= keep && *key < newest_protected {
+            // Until the ranks have taken the restart dataset they may want an older one.
+            if place >= keep && *key < newest_protected && restart.is_none() {
                 gone.push(*key);
             }
         }
