@@ -349,10 +349,8 @@ impl Agent {
         self.orphan.heard_from(from, self.now.mono);
         match msg {
             Msg::Ping(n) => self.send_agent(from, Msg::Pong(n)),
-            Msg::Pong(_) => {
-                if self.probes.remove(&from).is_some() {
-                    self.send(PeerId::Controller, Msg::Probed(from, true));
-                }
+            Msg::Pong(_) if self.probes.remove(&from).is_some() => {
+                self.send(PeerId::Controller, Msg::Probed(from, true));
             }
             Msg::Up(inc, id, contrib) if self.current(inc) => self.on_up(from, id, *contrib),
             Msg::Down(inc, id, verdict) if self.current(inc) => self.on_down(from, id, verdict),
@@ -460,9 +458,10 @@ impl Agent {
             return;
         }
         self.epoch = self.epoch.max(inc.epoch);
+        let ended = (inc.epoch, inc.count) < self.surveyed && !self.bug(Bug::ObeyFenced);
         let idle = self.phase == Phase::Idle;
-        if inc < self.incarnation() || (inc == self.incarnation() && idle) {
-            // A survey ended it: the next decision makes a new one (FM-F6).
+        if ended || inc < self.incarnation() || (inc == self.incarnation() && idle) {
+            // A survey ended it, or came before it did: the next decision makes a new one (FM-F6).
             return;
         }
         if inc > self.incarnation() {

@@ -243,8 +243,8 @@ impl Controller {
     }
 
     fn make_plan(&mut self, choice: Choice) {
-        self.inc_count += 1;
-        let inc = Incarnation { epoch: self.cfg.epoch, count: self.inc_count };
+        // Numbered by the survey that it follows from: agents tell by it what came before what.
+        let inc = Incarnation { epoch: self.cfg.epoch, count: self.round };
         let settings = self.cfg.settings.clone();
         let mut ledger: Vec<LedgerEntry> = Vec::new();
         let mut restore: Vec<Key> = Vec::new();

@@ -132,7 +132,6 @@ pub struct Controller {
     since: Millis,
     agents: BTreeMap<AgentId, Known>,
     slots: Vec<AgentId>,
-    inc_count: u32,
     round: u32,
     decisions: u32,
     holdings: BTreeMap<AgentId, Holdings>,
@@ -184,7 +183,6 @@ impl Controller {
             since: now.mono,
             agents: BTreeMap::new(),
             slots: Vec::new(),
-            inc_count: 0,
             round: 0,
             decisions: 0,
             holdings: BTreeMap::new(),
@@ -307,6 +305,14 @@ impl Controller {
         }
     }
 
+    /// Could the job start with those who are there?
+    fn enough_up(&self) -> bool {
+        match self.cfg.purpose {
+            Purpose::Run => self.agents.len() >= self.cfg.nodes as usize,
+            Purpose::WindDown => !self.agents.is_empty(),
+        }
+    }
+
     fn all_up(&mut self) {
         if self.cfg.purpose == Purpose::Run {
             let nodes = self.cfg.nodes as usize;
@@ -330,6 +336,16 @@ impl Controller {
         self.say(Severity::Warn, Notice::NodeLost { slots, agent, silent });
         if self.agents.is_empty() {
             self.lost_all();
+            return;
+        }
+        if self.phase == Phase::Starting {
+            // Nobody waits for it any more.
+            self.cfg.agents = self.cfg.agents.saturating_sub(1);
+            if self.cfg.purpose == Purpose::Run && self.cfg.agents < self.cfg.nodes {
+                self.exit(Outcome::AgentsFailed(Trouble::new(Cause::Unreachable).agent(agent)));
+            } else if self.agents.len() >= self.cfg.agents as usize && self.enough_up() {
+                self.all_up();
+            }
             return;
         }
         if !hosts {

@@ -76,7 +76,7 @@ impl Controller {
         let settings = &self.cfg.settings;
         match self.phase {
             Phase::Starting if elapsed > settings.number("start_timeout_ms") => {
-                if self.cfg.purpose == super::Purpose::WindDown && !self.agents.is_empty() {
+                if self.enough_up() {
                     self.all_up();
                 } else {
                     self.exit(Outcome::AgentsFailed(Trouble::new(Cause::Timeout)));
