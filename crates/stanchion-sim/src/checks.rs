@@ -1,5 +1,6 @@
 //! Comparisons with the truth: bytes in caches, parity, prefix; and how histories end.
 
+use crate::fault::What;
 use crate::judge::Promise;
 use crate::world::{CtrlId, World};
 use stanchion_core::api::Outcome;
@@ -250,6 +251,13 @@ impl World {
                     self.must_be_persistent(key, "the run ends with success");
                 }
             }
+            // FM-V2: it goes on as long as there are nodes.
+            Outcome::NoSpare { have, .. } if *have >= self.sc.nodes => {
+                self.violate("FM-V2", format!("{have} agents are not enough?"));
+            }
+            Outcome::AgentsFailed(trouble) if self.everybody_is_well(c) => {
+                self.violate("FM-V2", format!("agents are said to have failed: {trouble}"));
+            }
             Outcome::Unrecoverable { key } => {
                 if let Some(safe) = expected.filter(|_| !self.judge.excused) {
                     let text = format!("{key} is called unrecoverable although {safe} is safe");
@@ -269,6 +277,25 @@ impl World {
             }
             _ => {}
         }
+    }
+
+    /// Has nothing happened that could keep an agent from its runner?
+    fn everybody_is_well(&self, c: CtrlId) -> bool {
+        let harmless = self.sc.faults.iter().all(|f| {
+            !matches!(
+                f.what,
+                What::FreezeAgent(..)
+                    | What::FreezeRunner(_)
+                    | What::Partition(..)
+                    | What::ResetController(_)
+                    | What::DiskFull(..)
+                    | What::PrefixBroken(_)
+            )
+        });
+        let living = self.agents.iter().filter(|(a, p)| {
+            p.alive && self.ctrls[&c].linked.contains(a) && !self.judge.lost.contains(a)
+        });
+        harmless && !self.net_is_bad() && living.count() as u32 >= self.sc.nodes
     }
 
     pub(crate) fn net_is_bad(&self) -> bool {

@@ -44,7 +44,8 @@ impl World {
         let Some(there) = self.place(to) else { return self.refuse(from, to) };
         let local = from == to || self.process(to) == self.process(from);
         let (loss, twice, slow) = self.net;
-        if self.cut(here, there) && !local || self.rng.chance(loss) && !local {
+        let dropped = self.cut(here, there) || self.rng.chance(loss);
+        if dropped && !local {
             return;
         }
         let copies = 1 + u32::from(self.rng.chance(twice) && !local);
@@ -176,8 +177,7 @@ impl World {
             msg => format!("{msg:?}"),
         };
         if text.len() > 300 {
-            let cut = text.floor_char_boundary(300);
-            text.truncate(cut);
+            text = text.chars().take(300).collect();
         }
         self.note(|| format!("  {} > {}  {text}", name(from), name(to)));
     }
