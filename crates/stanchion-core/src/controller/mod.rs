@@ -142,6 +142,8 @@ pub struct Controller {
     sent: Millis,
     pinged: Millis,
     excluded: BTreeSet<(Key, bool)>,
+    /// What ranks did not want.
+    rejected: BTreeSet<Key>,
     named: Option<String>,
     keep_ranks: bool,
     app_running: bool,
@@ -193,6 +195,7 @@ impl Controller {
             sent: now.mono,
             pinged: now.mono,
             excluded: BTreeSet::new(),
+            rejected: BTreeSet::new(),
             named,
             keep_ranks: false,
             app_running: false,
