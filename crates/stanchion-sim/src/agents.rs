@@ -8,7 +8,6 @@ use stanchion_core::api::{AgentAction, AgentEvent, ConnId};
 use stanchion_format::ids::{AgentId, JobId, Key, PeerId};
 use stanchion_format::peer::{Cause, Msg, Trouble};
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The job of every history.
 pub const JOB: JobId = JobId(7);
@@ -50,8 +49,8 @@ impl World {
         let now = self.clock();
         let Some(proc) = self.agents.get_mut(&id).filter(|p| p.alive) else { return };
         let agent = &mut proc.agent;
-        let stepped = catch_unwind(AssertUnwindSafe(|| agent.step(now, event)));
-        let Ok(actions) = stepped else {
+        let stepped = crate::in_core(|| agent.step(now, event));
+        let Some(actions) = stepped else {
             return self.violate("FM-V5", format!("agent {id} panicked: {}", crate::last_panic()));
         };
         let leaves = actions.iter().any(|a| matches!(a, AgentAction::Exit));

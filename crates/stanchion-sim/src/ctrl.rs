@@ -9,7 +9,6 @@ use stanchion_format::config::Settings;
 use stanchion_format::ids::{AgentId, Epoch};
 use stanchion_format::peer::{AgentAddr, Msg};
 use std::collections::BTreeSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Agents of one run have numbers from run * this on.
 pub const RUN_STRIDE: u32 = 100;
@@ -137,8 +136,8 @@ impl World {
         let now = self.clock();
         let Some(proc) = self.ctrls.get_mut(&c).filter(|p| p.alive && !p.done) else { return };
         let ctrl = &mut proc.ctrl;
-        let stepped = catch_unwind(AssertUnwindSafe(|| ctrl.step(now, event)));
-        let Ok(actions) = stepped else {
+        let stepped = crate::in_core(|| ctrl.step(now, event));
+        let Some(actions) = stepped else {
             let what = crate::last_panic();
             return self.violate("FM-V5", format!("controller {c} panicked: {what}"));
         };

@@ -441,6 +441,19 @@ impl World {
             let text = format!("the job starts anew although {key} was committed");
             return self.violate("FM-S14", text);
         }
+        let there = self
+            .prefix
+            .index
+            .keys()
+            .find(|k| self.judge.promises.get(k).is_some_and(|p| p.persistent && !p.dead));
+        if restart.is_none()
+            && !rejected
+            && self.sc.settings.flag("fetch")
+            && let Some(key) = there
+        {
+            let text = format!("the job starts anew although {key} is in the prefix");
+            return self.violate("FM-S14", text);
+        }
         for (key, p) in &mut self.judge.promises {
             if restart.is_none_or(|r| key.no > r.no) {
                 p.dead = true;

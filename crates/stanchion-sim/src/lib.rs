@@ -23,10 +23,12 @@ pub mod work;
 pub mod world;
 
 use scenario::Scenario;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use world::{Violation, World};
 
 thread_local! {
+    static IN_CORE: Cell<bool> = const { Cell::new(false) };
     static LAST_PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
@@ -34,8 +36,19 @@ thread_local! {
 pub fn quiet_panics() {
     std::panic::set_hook(Box::new(|info| {
         let text = info.to_string();
+        if !IN_CORE.get() {
+            eprintln!("{text}");
+        }
         LAST_PANIC.with(|p| *p.borrow_mut() = text);
     }));
+}
+
+/// Runs a step of core; `None` if it panics.
+pub(crate) fn in_core<T>(step: impl FnOnce() -> T) -> Option<T> {
+    IN_CORE.set(true);
+    let done = catch_unwind(AssertUnwindSafe(step)).ok();
+    IN_CORE.set(false);
+    done
 }
 
 /// What the last panic on this thread said.

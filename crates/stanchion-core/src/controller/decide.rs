@@ -195,14 +195,17 @@ impl Controller {
         if let (Some(_), None) = (&self.named, &self.ending) {
             return Some(Outcome::BadRestart(Trouble::new(Cause::NoDataset)));
         }
-        // Ranks that rejected every dataset start anew by their own decision; a loss must not (FM-S14), nor
-        // may datasets of earlier runs that are there and cannot be used.
-        self.all_rejected |= self.keep_ranks && self.app_running;
-        let committed = self.newest_committed.max(choice.newest_committed);
-        if self.all_rejected && committed.is_none_or(|k| self.excluded.contains(&(k, true))) {
-            return None;
-        }
-        let committed = committed.or(choice.skipped.first().map(|s| s.0))?;
+        // Ranks that rejected every dataset start anew by their own decision; a loss must not (FM-S14), be it
+        // of what this run wrote or of what the prefix has.
+        let rejected = self.keep_ranks && self.app_running;
+        let skipped = choice.skipped.iter().map(|s| s.0);
+        let committed = [self.newest_committed, choice.newest_committed].into_iter().flatten();
+        let lost = skipped.chain(committed).filter(|k| !self.rejected.contains(k)).max();
+        let unread = self.prefix_trouble.clone().filter(|_| self.cfg.settings.flag("fetch"));
+        let (Some(committed), false) = (lost, rejected) else {
+            let first = self.rejected.is_empty() && self.ending.is_none();
+            return unread.filter(|_| first).map(Outcome::BadRestart);
+        };
         match &self.ending {
             Some(Ending::Success) => None,
             Some(_) if self.cfg.purpose == Purpose::WindDown => Some(Outcome::WoundDown {
@@ -490,6 +493,7 @@ impl Controller {
         if self.phase != Phase::Running || !self.current(inc) {
             return;
         }
+        self.rejected.insert(key);
         self.excluded.insert((key, false));
         self.excluded.insert((key, true));
         let name = self.name_of(key);

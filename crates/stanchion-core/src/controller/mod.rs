@@ -142,10 +142,10 @@ pub struct Controller {
     sent: Millis,
     pinged: Millis,
     excluded: BTreeSet<(Key, bool)>,
+    /// What ranks did not want.
+    rejected: BTreeSet<Key>,
     named: Option<String>,
     keep_ranks: bool,
-    /// The ranks would have none of the datasets: a start from nothing is their wish.
-    all_rejected: bool,
     app_running: bool,
     ending: Option<Ending>,
     runs: u64,
@@ -195,9 +195,9 @@ impl Controller {
             sent: now.mono,
             pinged: now.mono,
             excluded: BTreeSet::new(),
+            rejected: BTreeSet::new(),
             named,
             keep_ranks: false,
-            all_rejected: false,
             app_running: false,
             ending: None,
             runs: 0,
@@ -330,16 +330,7 @@ impl Controller {
     }
 
     fn on_agent_down(&mut self, agent: AgentId, silent: bool) {
-        if self.agents.remove(&agent).is_none() {
-            // Orphans need not wait for who died with the runner.
-            if self.phase == Phase::Starting && self.cfg.purpose == Purpose::WindDown {
-                self.cfg.agents = self.cfg.agents.saturating_sub(1);
-                if !self.agents.is_empty() && self.agents.len() >= self.cfg.agents as usize {
-                    self.all_up();
-                }
-            }
-            return;
-        }
+        let Some(_) = self.agents.remove(&agent) else { return };
         self.holdings.remove(&agent);
         self.lost += 1;
         let slots: Vec<SlotId> =
