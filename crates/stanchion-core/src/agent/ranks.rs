@@ -478,6 +478,10 @@ impl Agent {
     /// The answer to collective `seq` is known and may be told.
     pub(super) fn deliver_seq(&mut self, seq: u64, verdict: Verdict) {
         if let Verdict::Begun(info) = &verdict {
+            if self.datasets.contains_key(&info.key) || self.orphan.orphaned() {
+                // Told late, or again after the ranks were ended: what is there of it stays as it is.
+                return;
+            }
             // Also on a node without ranks: it keeps parity of the others.
             self.begin(seq, (**info).clone());
             return;
