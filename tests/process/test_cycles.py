@@ -33,7 +33,7 @@ def test_launch_and_kill(lab):
     rng = random.Random(seed)
     log = []
     for cycle in range(CYCLES):
-        run = heat(lab, spares=1, step_ms=15, steps_args=STEPS, run_args=("--flush-every", rng.choice([0, 1, 3])))
+        run = heat(lab, spares=1, step_ms=40, steps_args=STEPS, run_args=("--flush-every", rng.choice([0, 1, 3])))
         moment = rng.uniform(0.05, 2.5)
         # The moment is the test's input, not a way to wait for something.
         run.wait_event("started")
