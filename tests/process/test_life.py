@@ -62,6 +62,18 @@ def test_status_and_halt(lab):
     again.same()
 
 
+def test_a_halt_that_does_not_wait_for_the_application(lab):
+    # SCR_HALT_ENABLED. Checkpoints of before a loss count.
+    lab.tool("halt", "--after-checkpoints", "3", "--prefix", lab.prefix)
+    run = heat(lab, step_ms=150, env={"SCR_HALT_ENABLED": "1"})
+    protected(run, committed(run, 0, count=2))
+    run.kill_node(1)
+    run.finish(code=6)
+    check(run.all_events("halt_due"), f"no halt was due: {run.text}")
+    check(len(run.all_events("committed")) == 3, f"{len(run.all_events('committed'))} checkpoints, wanted 3")
+    lab.tool("halt", "--unset", "--prefix", lab.prefix)
+
+
 def test_interrupt(lab):
     # SIGINT: flush the newest checkpoint, leave nothing, exit code of its own.
     run = heat(lab, step_ms=40, run_args=("--flush-every", 0))

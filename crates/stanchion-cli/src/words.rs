@@ -342,6 +342,11 @@ impl Teller {
             Report::ExitAdvised => {
                 said("exit_advised", json!({}), "the application was told to end")
             }
+            Report::HaltDue => said(
+                "halt_due",
+                json!({}),
+                "a halt condition holds and a checkpoint is written: the application is ended (halt_enabled)",
+            ),
             Report::CollectiveFailed(t) => {
                 said("collective_failed", trouble(t), format!("a call of all ranks failed: {t}"))
             }

@@ -394,6 +394,8 @@ pub enum Report {
     ExitAdvised,
     /// Ranks ran into a deadline or disagreed; the collective failed.
     CollectiveFailed(Trouble),
+    /// A halt condition holds, a checkpoint is written, and `halt_enabled` says not to wait for the application.
+    HaltDue,
 }
 
 /// How a notice should look.
@@ -423,8 +425,8 @@ pub enum Restored {
         /// Files in which damage was found and repaired.
         repaired_files: Vec<String>,
     },
-    /// It cannot be.
-    Failed(Trouble),
+    /// This dataset cannot be made whole.
+    Failed(Key, Trouble),
 }
 
 /// The messages.

@@ -229,6 +229,13 @@ impl World {
         if self.judge.lost.contains(&id) {
             return;
         }
+        // Damage that nobody has seen yet counts for nobody: what an agent cannot know does not hold it.
+        let rotten: Vec<_> = self
+            .judge
+            .promises
+            .iter_mut()
+            .map(|(key, p)| (*key, std::mem::take(&mut p.rotten)))
+            .collect();
         let before = self.expected(true);
         for key in keys {
             if let Some(p) = self.judge.promises.get_mut(key) {
@@ -236,6 +243,11 @@ impl World {
             }
         }
         let after = self.expected(true);
+        for (key, rotten) in rotten {
+            if let Some(p) = self.judge.promises.get_mut(&key) {
+                p.rotten = rotten;
+            }
+        }
         let indexed = |k: Key| self.prefix.index.keys().any(|i| *i >= k);
         let spared = self.judge.finished || self.judge.excused;
         if before != after && !spared && !before.is_some_and(indexed) {
@@ -255,7 +267,10 @@ impl World {
 
     /// FM-S2: a certificate needs every rank's yes and every byte.
     pub(crate) fn judge_certified(&mut self, inc: Incarnation, info: &DatasetInfo) {
-        if !self.judge.certified.insert(info.key) {
+        // One that slept through its own replacement goes on with what it had heard before: it sends to
+        // agents that have left that incarnation, and a survey that admits its dataset is judged by that.
+        let superseded = self.judge.plan.as_ref().is_some_and(|plan| plan.inc > inc);
+        if superseded || !self.judge.certified.insert(info.key) {
             return;
         }
         let key = info.key;

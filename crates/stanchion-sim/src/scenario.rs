@@ -65,7 +65,7 @@ impl Scenario {
         let nodes = rng.pick(&[1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12]);
         let spares = rng.pick(&[0, 1, 1, 1, 2, 3]);
         let app = App {
-            ranks: nodes * rng.pick(&[1, 1, 1, 2]) + rng.pick(&[0, 0, 0, 1]),
+            ranks: ranks(rng, nodes),
             steps: rng.range(3, 9),
             step_ms: rng.range(50, 900),
             files: rng.range(1, 3),
@@ -102,6 +102,12 @@ impl Scenario {
         s.faults.clear();
         s
     }
+}
+
+/// One or two a node and sometimes one more; or so few that some nodes have none.
+fn ranks(rng: &mut Rng, nodes: u32) -> u32 {
+    let a_node = rng.pick(&[1, 1, 1, 2]);
+    if rng.chance(100) { nodes.div_ceil(2) } else { nodes * a_node + rng.pick(&[0, 0, 0, 1]) }
 }
 
 fn settings(rng: &mut Rng) -> Settings {

@@ -188,7 +188,8 @@ impl Agent {
             let sum = coll.merged();
             sum.size > 0 && (!root || sum.ranks >= sum.size || sum.trouble.is_some())
         } else {
-            coll.own_done && kids_done
+            let own_done = coll.own_done || (!waiting_for_all && self.ranks.none_here());
+            own_done && kids_done
         };
         if !complete && coll.urgent.is_none() {
             return;
@@ -261,6 +262,7 @@ impl Agent {
         match id {
             CollId::Init => self.deliver_init(verdict),
             CollId::Seq(n) => {
+                self.ranks.answered(n);
                 self.deliver_seq(n, verdict);
                 let keep = n.saturating_sub(ANSWERED_KEPT);
                 self.colls.retain(|id, _| !matches!(id, CollId::Seq(m) if *m < keep));

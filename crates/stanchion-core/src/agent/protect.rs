@@ -113,7 +113,7 @@ impl Agent {
             other => {
                 let trouble = Self::trouble_of(other).slot(slot);
                 if self.phase == Phase::Restoring {
-                    self.restore_failed(trouble);
+                    self.restore_failed(key, trouble);
                 } else {
                     self.vote_protect(key, Some(trouble));
                 }

@@ -63,7 +63,7 @@ pub(super) struct Ranks {
     stats: BTreeMap<u64, usize>,
     /// Asks of the ranks by seq, to check and to answer.
     asks: BTreeMap<u64, (Ask, BTreeSet<RankId>)>,
-    /// Newest seq that any rank has joined.
+    /// Newest seq that any rank has joined, or that was answered.
     newest: u64,
     /// They were ended within an incarnation: it decides nothing for ranks any more.
     ended: bool,
@@ -72,6 +72,16 @@ pub(super) struct Ranks {
 impl Ranks {
     pub(super) fn newest_seq(&self) -> u64 {
         self.newest
+    }
+
+    /// Ranks, or those of other agents, have gone so far.
+    pub(super) fn answered(&mut self, seq: u64) {
+        self.newest = self.newest.max(seq);
+    }
+
+    /// All have come, and none of them to this agent: it speaks for its children alone.
+    pub(super) fn none_here(&self) -> bool {
+        self.welcome && self.ranks.is_empty()
     }
 
     pub(super) fn any(&self) -> bool {
@@ -130,6 +140,10 @@ impl Ranks {
         self.restart_started = false;
         self.restart_done = false;
         self.ended = false;
+    }
+
+    pub(super) fn any_on(&self, slot: SlotId) -> bool {
+        self.ranks.values().any(|r| r.slot == slot)
     }
 
     fn local_on(&self, slot: SlotId) -> Vec<RankId> {

@@ -4,7 +4,7 @@
 //! whole subtree has stored come up, and only then the announcement goes down: every agent acts on record
 //! `n` knowing that every other agent has stored it. All three are sent again until they have had effect.
 
-use super::{Agent, Dataset, Phase, RESEND_MS};
+use super::{Agent, Dataset, Phase, RESEND_MS, SlotPart};
 use crate::api::{AgentAction, Millis};
 use crate::bugs::Bug;
 use stanchion_format::ids::{AgentId, Key, Level};
@@ -239,7 +239,14 @@ impl Agent {
             self.ranks.close_dataset();
         }
         let now = self.now.mono;
+        // Where no rank runs nobody waited for the begin: its announcement may have been lost on the way.
+        let idle: Vec<_> =
+            self.my_slots().into_iter().filter(|slot| !self.ranks.any_on(*slot)).collect();
         if let Some(dataset) = self.datasets.get_mut(&key) {
+            for slot in idle {
+                let empty = SlotPart { data: true, ..SlotPart::default() };
+                dataset.slots.entry(slot).or_insert(empty);
+            }
             dataset.cached = true;
             dataset.levels.insert(Level::Cached);
             dataset.protect_since = Some(now);

@@ -101,7 +101,7 @@ impl Agent {
 
     fn restore_from_cache(&mut self, key: Key, slot: SlotId) {
         let Some(dataset) = self.datasets.get(&key) else {
-            self.restore_failed(Trouble::new(Cause::NoDataset).slot(slot));
+            self.restore_failed(key, Trouble::new(Cause::NoDataset).slot(slot));
             return;
         };
         let held = dataset.slots.get(&slot).is_some_and(|p| p.data);
@@ -157,7 +157,7 @@ impl Agent {
             let Some(dataset) = self.datasets.get(&key) else { continue };
             let sets = dataset.info.sets;
             if !sets.redundant(slot) && !dataset.manifests.contains_key(&slot) {
-                self.restore_failed(Trouble::new(Cause::BeyondScheme).slot(slot));
+                self.restore_failed(key, Trouble::new(Cause::BeyondScheme).slot(slot));
                 return;
             }
             if dataset.counts(slot).is_some() && dataset.manifests.contains_key(&slot) {
@@ -218,7 +218,7 @@ impl Agent {
                 self.restored_slot(key, slot);
             }
             TaskResult::Verified { bad, bad_files } => self.on_verified(key, slot, bad, bad_files),
-            other => self.restore_failed(Self::trouble_of(other).slot(slot)),
+            other => self.restore_failed(key, Self::trouble_of(other).slot(slot)),
         }
     }
 
@@ -237,7 +237,7 @@ impl Agent {
                 Some(file) => trouble.file(file.clone()),
                 None => trouble,
             };
-            self.restore_failed(trouble);
+            self.restore_failed(key, trouble);
             return;
         }
         if held {
@@ -341,7 +341,7 @@ impl Agent {
                 b.2 = false;
                 // A source may itself be under repair: that passes.
                 if b.0 >= SOURCE_TRIES_MAX || !passing(trouble.cause) {
-                    self.restore_failed(trouble);
+                    self.restore_failed(key, trouble);
                 }
             }
         }
@@ -378,9 +378,9 @@ impl Agent {
         }
     }
 
-    pub(super) fn restore_failed(&mut self, trouble: Trouble) {
+    pub(super) fn restore_failed(&mut self, key: Key, trouble: Trouble) {
         if self.restore.outcome.is_none() {
-            self.restore.outcome = Some(Restored::Failed(trouble));
+            self.restore.outcome = Some(Restored::Failed(key, trouble));
             self.tell_restored();
         }
     }

@@ -52,7 +52,7 @@ pub(super) struct Root {
     need_calls: u64,
     started: Millis,
     last_checkpoint: Millis,
-    checkpoint_ms: u64,
+    checkpoint_us: u64,
     halt: Halt,
     advised: bool,
     finalized: bool,
@@ -76,7 +76,7 @@ impl Root {
             need_calls: 0,
             started: now.mono,
             last_checkpoint: now.mono,
-            checkpoint_ms: 0,
+            checkpoint_us: 0,
             halt: Halt::default(),
             advised: false,
             finalized: false,
@@ -253,7 +253,8 @@ impl Agent {
         let by_count = interval > 0 && root.need_calls.is_multiple_of(interval);
         let by_time = seconds > 0 && now.since(root.last_checkpoint) >= seconds * 1000;
         let elapsed = now.since(root.started).max(1) as f64;
-        let by_cost = overhead > 0.0 && root.checkpoint_ms as f64 / elapsed * 100.0 < overhead;
+        let by_cost =
+            overhead > 0.0 && root.checkpoint_us as f64 / 1000.0 / elapsed * 100.0 < overhead;
         by_count || by_time || by_cost
     }
 
@@ -518,12 +519,15 @@ impl Agent {
         let root = self.root_mut();
         if checkpoint {
             root.last_checkpoint = now;
-            root.checkpoint_ms += times.blocked_us / 1000;
+            root.checkpoint_us += times.blocked_us;
             if let Some(left) = &mut root.halt.after_checkpoints {
                 *left = left.saturating_sub(1);
             }
         }
         self.report(Report::Committed(Box::new(info), times));
+        if checkpoint && self.halt_due() && self.settings().flag("halt_enabled") {
+            self.report(Report::HaltDue);
+        }
     }
 
     pub(super) fn root_dropped(&mut self, key: Key, trouble: &Trouble) {

@@ -349,8 +349,8 @@ impl Controller {
                 self.restored.fetched += fetched_bytes;
                 self.restored.repaired.extend(repaired_files);
             }
-            Restored::Failed(trouble) => {
-                self.restored.failed.get_or_insert((from, trouble));
+            Restored::Failed(key, trouble) => {
+                self.restored.failed.get_or_insert((from, key, trouble));
             }
         }
         if self.restored.failed.is_some() {
@@ -360,27 +360,29 @@ impl Controller {
         self.check_answers();
     }
 
-    /// The dataset cannot be restored after all: the next older one.
+    /// A dataset cannot be restored after all. The restart goes to the next older one only if it is the one
+    /// that failed: an output that cannot be made whole must not hold the job, nor cost it a checkpoint.
     pub(super) fn restore_failed(&mut self) {
         let failed = self.restored.failed.take();
-        let trouble = failed.map_or(Trouble::new(Cause::Timeout), |(agent, t)| {
-            if t.slot.is_none() { t.agent(agent) } else { t }
-        });
         let Some(plan) = &self.plan else { return };
-        if let Some((key, source)) = plan.restart {
-            let name = plan
-                .ledger
-                .iter()
-                .find(|e| e.info.key == key)
-                .map_or_else(String::new, |e| e.info.name.clone());
-            self.excluded.insert((key, source == Source::Prefix));
-            self.say(Severity::Warn, Notice::Skipped { key, name, trouble });
-        }
-        // Outputs that cannot be made whole must not hold the job either.
-        for key in plan_restore(&self.plan) {
-            if self.plan.as_ref().and_then(|p| p.restart).map(|r| r.0) != Some(key) {
-                self.excluded.insert((key, false));
+        let restart = plan.restart;
+        let (keys, trouble) = match failed {
+            Some((agent, key, t)) => (vec![key], if t.slot.is_none() { t.agent(agent) } else { t }),
+            // Too slow: nobody knows which.
+            None => {
+                let mut all = plan_restore(&self.plan);
+                all.extend(restart.map(|r| r.0));
+                (all, Trouble::new(Cause::Timeout))
             }
+        };
+        for key in keys {
+            let from_prefix = restart == Some((key, Source::Prefix));
+            if !self.excluded.insert((key, from_prefix)) {
+                continue;
+            }
+            let entry = self.plan.iter().flat_map(|p| &p.ledger).find(|e| e.info.key == key);
+            let name = entry.map_or_else(String::new, |e| e.info.name.clone());
+            self.say(Severity::Warn, Notice::Skipped { key, name, trouble: trouble.clone() });
         }
         let end_ranks = !(self.keep_ranks && self.app_running);
         self.survey(end_ranks);

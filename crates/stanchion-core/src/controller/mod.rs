@@ -10,6 +10,7 @@ mod watch;
 
 use crate::api::{ControllerAction, ControllerEvent, GiveUp, Millis, Notice, Now, Outcome};
 use crate::bugs::{Bug, Bugs};
+use stanchion_format::client::FLAG_CHECKPOINT;
 use stanchion_format::config::Settings;
 use stanchion_format::ids::{AgentId, Epoch, Incarnation, JobId, Key, Level, SlotId};
 use stanchion_format::index::IndexRecord;
@@ -17,6 +18,9 @@ use stanchion_format::peer::{
     AgentAddr, Cause, DatasetInfo, Holdings, Msg, Plan, Report, Severity, Trouble,
 };
 use std::collections::{BTreeMap, BTreeSet};
+
+/// The setting by which the runner passes `stanchion halt --after-checkpoints` on.
+const HALT_AFTER_CHECKPOINTS: &str = "halt.after_checkpoints";
 
 /// How long an unanswered message waits until it is sent again, milliseconds.
 const RESEND_MS: u64 = 500;
@@ -131,6 +135,8 @@ pub struct Controller {
     phase: Phase,
     since: Millis,
     agents: BTreeMap<AgentId, Known>,
+    /// Those that went before they were up, or while the others came.
+    gone: BTreeSet<AgentId>,
     slots: Vec<AgentId>,
     round: u32,
     decisions: u32,
@@ -170,7 +176,7 @@ struct RestoredSum {
     rebuilt: u64,
     fetched: u64,
     repaired: Vec<String>,
-    failed: Option<(AgentId, Trouble)>,
+    failed: Option<(AgentId, Key, Trouble)>,
 }
 
 impl Controller {
@@ -184,6 +190,7 @@ impl Controller {
             phase: Phase::Starting,
             since: now.mono,
             agents: BTreeMap::new(),
+            gone: BTreeSet::new(),
             slots: Vec::new(),
             round: 0,
             decisions: 0,
@@ -297,10 +304,11 @@ impl Controller {
 
     fn on_agent_up(&mut self, addr: AgentAddr) {
         let heard = self.now.mono;
+        self.gone.remove(&addr.id);
         self.agents.insert(addr.id, Known { addr, heard, probe: None });
         let winding_down = self.cfg.purpose == Purpose::WindDown;
         match self.phase {
-            Phase::Starting if self.agents.len() >= self.cfg.agents as usize => self.all_up(),
+            Phase::Starting if self.agents.len() >= self.agents_expected() => self.all_up(),
             Phase::Starting | Phase::Surveying | Phase::Done => {}
             // It may hold a newer dataset than those who came in time: ask before that is discarded.
             _ if winding_down => self.survey(true),
@@ -330,7 +338,13 @@ impl Controller {
     }
 
     fn on_agent_down(&mut self, agent: AgentId, silent: bool) {
-        let Some(_) = self.agents.remove(&agent) else { return };
+        if self.agents.remove(&agent).is_none() {
+            // It went before it was up: the start does not wait for it (FM-V3).
+            if self.phase == Phase::Starting && self.gone.insert(agent) {
+                self.start_without(agent);
+            }
+            return;
+        }
         self.holdings.remove(&agent);
         self.lost += 1;
         let slots: Vec<SlotId> =
@@ -342,13 +356,8 @@ impl Controller {
             return;
         }
         if self.phase == Phase::Starting {
-            // Nobody waits for it any more.
-            self.cfg.agents = self.cfg.agents.saturating_sub(1);
-            if self.cfg.purpose == Purpose::Run && self.cfg.agents < self.cfg.nodes {
-                self.exit(Outcome::AgentsFailed(Trouble::new(Cause::Unreachable).agent(agent)));
-            } else if self.agents.len() >= self.cfg.agents as usize && self.enough_up() {
-                self.all_up();
-            }
+            self.gone.insert(agent);
+            self.start_without(agent);
             return;
         }
         if !hosts {
@@ -370,6 +379,21 @@ impl Controller {
             // What was decided counted on it: decide again.
             _ => self.decide_again(),
         }
+    }
+
+    /// One that the start waited for is gone: are all others there, or can there never be enough?
+    fn start_without(&mut self, agent: AgentId) {
+        let possible = self.agents_expected();
+        if self.cfg.purpose == Purpose::Run && possible < self.cfg.nodes as usize {
+            self.exit(Outcome::AgentsFailed(Trouble::new(Cause::Unreachable).agent(agent)));
+        } else if self.agents.len() >= possible && self.enough_up() {
+            self.all_up();
+        }
+    }
+
+    /// Agents that may still come, and those that are there.
+    fn agents_expected(&self) -> usize {
+        (self.cfg.agents as usize).saturating_sub(self.gone.len())
     }
 
     /// An idle agent went: nobody waits for its answers any more.
@@ -514,6 +538,26 @@ impl Controller {
         }
     }
 
+    /// The application is ended as if it had ended itself.
+    fn on_halt_due(&mut self) {
+        self.halted = true;
+        if self.phase == Phase::Running && self.ending.is_none() {
+            self.ending = Some(Ending::Success);
+            self.stop_app();
+        }
+    }
+
+    /// The root counts for this incarnation; the next one's starts with what is left.
+    fn count_for_halt(&mut self) {
+        for (name, value) in &mut self.halt_settings {
+            if name == HALT_AFTER_CHECKPOINTS
+                && let Ok(left) = value.parse::<u64>()
+            {
+                *value = left.saturating_sub(1).to_string();
+            }
+        }
+    }
+
     fn on_settings(&mut self, pairs: Vec<(String, String)>) {
         for (name, value) in &pairs {
             self.halt_settings.retain(|(n, _)| n != name);
@@ -564,6 +608,9 @@ impl Controller {
             Report::Committed(info, _) => {
                 self.newest_committed = self.newest_committed.max(Some(info.key));
                 self.progress = true;
+                if info.flags & FLAG_CHECKPOINT != 0 {
+                    self.count_for_halt();
+                }
                 // What was asked for by name was for the start only.
                 self.named = None;
                 self.datasets.insert(info.key, ((**info).clone(), BTreeSet::from([Level::Cached])));
@@ -580,6 +627,7 @@ impl Controller {
                 self.datasets.remove(key);
             }
             Report::ExitAdvised => self.halted = true,
+            Report::HaltDue => self.on_halt_due(),
             Report::CollectiveFailed(trouble)
                 if matches!(trouble.cause, Cause::Ranks { .. } | Cause::Setting) =>
             {
