@@ -5,6 +5,7 @@ mod common;
 use common::{Scratch, ended, gone, pidfd};
 use rustix::process::Signal;
 use serde_json::Value;
+use stanchion_format::index::key_dir;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileTypeExt;
 
@@ -84,6 +85,8 @@ fn the_application_sees_its_environment() {
     assert_eq!(value("STANCHION_FLUSH_EVERY"), Some("4"));
     assert_eq!(value("SCR_COPY_TYPE"), Some("PARTNER"));
     assert_eq!(value("STANCHION_NODES").unwrap().split(':').count(), 3);
+    // FM-V4: what a killed Open MPI leaves goes with the job.
+    assert_eq!(value("PRTE_MCA_prte_tmpdir_base"), value("STANCHION_JOB_DIR"));
     assert!(!env.contains("secret"));
     s.nothing_left();
 }
@@ -207,10 +210,17 @@ fn inherited_descriptors_do_not_reach_agents() {
 fn a_lost_node_is_replaced_by_a_spare_and_without_one_the_run_ends() {
     let s = Scratch::new();
     let gate = s.fifo("gate");
-    // The first launch waits for ever, the second ends.
-    let script = format!("test -e {0}.2 && exit 0; touch {0}.2; read x < {0}", gate.display());
+    let first = s.fifo("first");
+    // The first launch says that it is one and waits for ever, the second ends.
+    let script = format!(
+        "test -e {0}.2 && exit 0; touch {0}.2; echo > {1}; read x < {0}",
+        gate.display(),
+        first.display()
+    );
     let mut run = s.run(&["--nodes", "2", "--spares", "1"], &script);
     run.event("launching");
+    // Lost any earlier, the second launch would be the first.
+    first_line(&first);
     let job = status(&s);
     let node = job["status"]["agents"].as_array().unwrap().iter().find(|a| a["node"] == 1).unwrap();
     let pid = node["pid"].as_u64().unwrap() as u32;
@@ -325,4 +335,23 @@ fn strangers_questions_to_the_runner_are_harmless() {
     status(&s);
     run.signal(Signal::TERM);
     run.end(130);
+}
+
+#[test]
+fn what_a_dead_run_left_half_flushed_is_removed() {
+    // FM-C5, docs/format.md "In which order"
+    let s = Scratch::new();
+    let key = common::dataset(&s.prefix(), &s.path(""), 1, "whole", 1);
+    let other = common::dataset(&s.prefix(), &s.path(""), 2, "half", 1);
+    let dir = s.prefix().join(".stanchion");
+    std::fs::remove_file(dir.join(format!("index/{}.json", key_dir(other)))).unwrap();
+    std::fs::create_dir_all(dir.join("tmp").join(format!("{}.1", key_dir(other)))).unwrap();
+    std::fs::write(dir.join("index/.new.half"), "torn").unwrap();
+    s.ends(&["run", "--", "true"]).code(0);
+    assert_eq!(std::fs::read_dir(dir.join("tmp")).unwrap().count(), 0);
+    let kept: Vec<_> = std::fs::read_dir(dir.join("data")).unwrap().flatten().collect();
+    assert_eq!(kept.len(), 1, "{kept:?}");
+    assert_eq!(kept[0].file_name().to_string_lossy(), key_dir(key));
+    assert_eq!(std::fs::read_dir(dir.join("index")).unwrap().count(), 1);
+    s.ends(&["verify"]).code(0);
 }

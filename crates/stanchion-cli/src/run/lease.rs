@@ -73,6 +73,14 @@ pub fn take(prefix: &Prefix, base: &Path, wait: Duration) -> Result<Epoch, Faile
         role: "run".into(),
     };
     prefix.write_lease(&ours).map_err(unusable)?;
+    // What runs that died in a flush left is nobody's now. It is in nobody's way either: no reason to stop.
+    if let Err(trouble) = prefix.sweep(&[]) {
+        let dir = prefix.root().join(stanchion_format::index::DIR);
+        out::say(&format!(
+            "cannot remove what earlier runs left half-written in {}: {trouble}; it costs space only",
+            dir.display()
+        ));
+    }
     Ok(epoch)
 }
 

@@ -137,6 +137,9 @@ fn halted_already(halt: &HaltFile) -> bool {
         || halt.after_unix_s.is_some_and(|t| t <= now)
 }
 
+/// Where Open MPI 5 makes its session directories.
+const PRTE_TMPDIR: &str = "PRTE_MCA_prte_tmpdir_base";
+
 /// What the application sees beside the environment of `stanchion run`.
 fn environment(plan: &Plan, job: &JobDir) -> Vec<(String, String)> {
     let text = |path: &std::path::Path| path.to_string_lossy().into_owned();
@@ -152,6 +155,11 @@ fn environment(plan: &Plan, job: &JobDir) -> Vec<(String, String)> {
     env.push(("STANCHION_PREFIX".into(), text(&plan.root)));
     env.push(("SCR_PREFIX".into(), text(&plan.root)));
     env.push(("STANCHION_JOB_DIR".into(), text(job.path())));
+    // An Open MPI that is killed leaves its session directory, named by its process number alone: where
+    // these wrap, a later mpiexec finds it and does not start. Here it goes with the job.
+    if std::env::var_os(PRTE_TMPDIR).is_none() {
+        env.push((PRTE_TMPDIR.into(), text(job.path())));
+    }
     env
 }
 

@@ -20,8 +20,12 @@ use std::time::{Duration, Instant};
 /// For everything that should take a second.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Directories of one test.
-pub struct Scratch(tempfile::TempDir);
+/// No test of real processes takes so long: whatever it waits for never comes.
+const TEST_LIMIT: Duration = Duration::from_secs(300);
+
+/// Directories of one test. When it goes nothing that was started with them lives on, and a test that waits
+/// for ever, in whatever call, ends its whole binary instead: a gate that hangs tells nobody why.
+pub struct Scratch(tempfile::TempDir, std::sync::mpsc::Sender<()>);
 
 impl Scratch {
     pub fn new() -> Scratch {
@@ -30,7 +34,18 @@ impl Scratch {
         for name in ["p", "c"] {
             std::fs::create_dir(dir.path().join(name)).unwrap();
         }
-        Scratch(dir)
+        let path = dir.path().to_owned();
+        let test = std::thread::current().name().unwrap_or("?").to_owned();
+        let (alive, ended) = channel();
+        std::thread::spawn(move || {
+            if ended.recv_timeout(TEST_LIMIT) == Err(RecvTimeoutError::Timeout) {
+                let left: Vec<_> = marked(&path).into_iter().map(|(_, command)| command).collect();
+                eprintln!("test {test} hangs: FAILED; its processes: {left:#?}");
+                kill_marked(&path);
+                std::process::exit(101);
+            }
+        });
+        Scratch(dir, alive)
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -107,18 +122,39 @@ impl Scratch {
 
     /// Command lines of processes that have this directory in their environment.
     pub fn processes(&self) -> Vec<String> {
-        let mark = self.0.path().to_string_lossy().into_owned();
-        let mut found = Vec::new();
-        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-            let read = |what: &str| {
-                let bytes = std::fs::read(entry.path().join(what)).unwrap_or_default();
-                String::from_utf8_lossy(&bytes).replace('\0', " ")
-            };
-            if read("environ").contains(&mark) && !read("stat").contains(") Z ") {
-                found.push(read("cmdline"));
-            }
+        marked(self.0.path()).into_iter().map(|(_, command)| command).collect()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        kill_marked(self.0.path());
+    }
+}
+
+/// Processes that have this directory in their environment.
+fn marked(dir: &Path) -> Vec<(i32, String)> {
+    let mark = dir.to_string_lossy().into_owned();
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let read = |what: &str| {
+            let bytes = std::fs::read(entry.path().join(what)).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).replace('\0', " ")
+        };
+        if let Ok(pid) = entry.file_name().to_string_lossy().parse()
+            && read("environ").contains(&mark)
+            && !read("stat").contains(") Z ")
+        {
+            found.push((pid, read("cmdline")));
         }
-        found
+    }
+    found
+}
+
+fn kill_marked(dir: &Path) {
+    for (pid, _) in marked(dir) {
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        let _gone_is_fine = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
     }
 }
 
