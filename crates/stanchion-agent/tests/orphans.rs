@@ -71,7 +71,7 @@ fn rank() {
     println!("protected");
     // It would compute on; its agent ends it when the runner is gone.
     ask(Request::Collective { ask: Ask::Barrier, own: Own::default() });
-    std::thread::sleep(PATIENCE);
+    std::thread::park_timeout(PATIENCE);
 }
 
 struct Node {
