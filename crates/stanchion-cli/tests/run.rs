@@ -355,3 +355,24 @@ fn what_a_dead_run_left_half_flushed_is_removed() {
     assert_eq!(std::fs::read_dir(dir.join("index")).unwrap().count(), 1);
     s.ends(&["verify"]).code(0);
 }
+
+#[test]
+fn a_flush_that_a_dead_run_had_begun_is_completed() {
+    // FM-L3
+    let s = Scratch::new();
+    let key = common::dataset(&s.prefix(), &s.path(""), 1, "late", 1);
+    let dir = s.prefix().join(".stanchion");
+    let tmp = dir.join("tmp").join(format!("{}.1", key_dir(key)));
+    let staged = tmp.join("late/rank 3");
+    std::fs::create_dir_all(tmp.join(".stanchion")).unwrap();
+    std::fs::create_dir_all(staged.parent().unwrap()).unwrap();
+    let record = dir.join(format!("index/{}.json", key_dir(key)));
+    std::fs::rename(record, tmp.join(".stanchion/record.json")).unwrap();
+    std::fs::rename(s.prefix().join("late/rank 3"), staged).unwrap();
+    assert!(s.ends(&["list"]).code(0).out.contains("no datasets"));
+    s.ends(&["run", "--", "true"]).code(0).says(&["number 1", "complete now"]);
+    let listed = s.ends(&["list", "--json"]).code(0).json();
+    assert_eq!(listed["datasets"][0]["name"], "late");
+    s.ends(&["verify"]).code(0);
+    assert_eq!(std::fs::read_dir(dir.join("tmp")).unwrap().count(), 0);
+}

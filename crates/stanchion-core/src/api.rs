@@ -227,6 +227,14 @@ pub enum Work {
         /// The attempt.
         attempt: u32,
     },
+    /// Say durably in the prefix what an attempt is going to vouch for: all have prepared, nobody publishes
+    /// yet. Whoever finds it later completes the flush (FM-L3).
+    FlushIntend {
+        /// What it will be.
+        record: Box<IndexRecord>,
+        /// The attempt.
+        attempt: u32,
+    },
     /// Make the record appear by link(), after checking that no higher epoch was taken (FM-S9, FM-S11).
     WriteIndex(Box<IndexRecord>),
     /// Withdraw a dataset's record, so that nobody restarts from it, and remove its files from the prefix if

@@ -23,6 +23,7 @@ const KEEPS: [Keep; 6] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Reached {
     Prepare,
+    Intend,
     Publish,
     Index,
     Done,
@@ -53,6 +54,8 @@ fn flush(scene: &Scene, prefix: &Prefix) -> Reached {
     let mut reached = Reached::Prepare;
     let mut run = || {
         scene.third.prepare(prefix, 1)?;
+        reached = Reached::Intend;
+        prefix.flush_intend(&scene.third.record(scene.job, scene.epoch), 1)?;
         reached = Reached::Publish;
         scene.third.publish(prefix, 1)?;
         reached = Reached::Index;
@@ -66,19 +69,28 @@ fn judge(fs: &FaultyFs, reached: Reached, context: &str) {
     let there = assert_index_true(&prefix_on(fs), context);
     assert!(there.contains(&1), "{context}: nobody touched 1, there are {there:?}");
     match reached {
-        Reached::Prepare => assert_eq!(there, [1, 2], "{context}"),
+        Reached::Prepare | Reached::Intend => assert_eq!(there, [1, 2], "{context}"),
         Reached::Publish => assert!(!there.contains(&3), "{context}: {there:?}"),
         Reached::Index => assert!(!there.contains(&2), "{context}: {there:?}"),
         Reached::Done => assert_eq!(there, [1, 3], "{context}"),
     }
 }
 
-/// The next run, or the next attempt, must come through.
-fn recover(scene: &Scene, fs: &FaultyFs, context: &str) {
+/// The next run, or the next attempt, must come through; the next run finds the older or the newer dataset,
+/// without any cache.
+fn recover(scene: &Scene, fs: &FaultyFs, reached: Reached, context: &str) {
     let prefix = prefix_on(fs);
     let epoch = prefix.take_epoch().unwrap();
     assert!(epoch > scene.epoch, "{context}: {epoch}");
+    prefix.flush_complete(epoch).unwrap_or_else(|t| panic!("{context}: {t}"));
     prefix.sweep(&[]).unwrap();
+    fs.crash(Keep::Nothing);
+    let prefix = prefix_on(fs);
+    match (reached, &*assert_index_true(&prefix, context)) {
+        (Reached::Prepare | Reached::Intend, [1, 2]) => {}
+        (Reached::Intend | Reached::Publish | Reached::Index | Reached::Done, [1, 3]) => {}
+        (_, there) => panic!("{context}: FM-L3 is broken, there are {there:?}"),
+    }
     scene.third.flush(&prefix, epoch, 2).unwrap_or_else(|t| panic!("{context}: {t}"));
     fs.crash(Keep::Nothing);
     assert_eq!(assert_index_true(&prefix_on(fs), context), [1, 3]);
@@ -109,7 +121,7 @@ fn the_machine_stops_at_every_step_of_a_flush() {
             fs.crash(keep);
             let context = format!("step {step}, {keep:?}, {reached:?}");
             judge(&fs, reached, &context);
-            recover(&scene, &fs, &context);
+            recover(&scene, &fs, reached, &context);
         }
     }
 }
@@ -129,7 +141,7 @@ fn every_step_of_a_flush_fails_once() {
         let later = fs.fork();
         later.crash(Keep::Nothing);
         judge(&later, reached, &format!("{context}, then a crash"));
-        recover(&scene, &fs, &context);
+        recover(&scene, &fs, reached, &context);
     }
 }
 
@@ -267,4 +279,67 @@ fn opening_stops_at_every_step() {
             assert_eq!(prefix_on(&fs).newest_epoch(), Ok(epoch), "step {step}, {keep:?}");
         }
     }
+}
+
+#[test]
+fn completing_stops_at_every_step_and_is_done_again() {
+    // FM-L3: whoever completes may be interrupted as well.
+    let scene = scene();
+    let fs = scene.fs.fork();
+    let prefix = prefix_on(&fs);
+    scene.third.prepare(&prefix, 1).unwrap();
+    prefix.flush_intend(&scene.third.record(scene.job, scene.epoch), 1).unwrap();
+    prefix.flush_publish(&scene.third.manifests[0], 1, &go_on).unwrap();
+    fs.crash(Keep::Nothing);
+    assert_eq!(assert_index_true(&prefix_on(&fs), "interrupted"), [1]);
+    let epoch = prefix_on(&fs).take_epoch().unwrap();
+    let whole = fs.fork();
+    let prefix = prefix_on(&whole);
+    let before = whole.ops();
+    assert_eq!(prefix.flush_complete(epoch), Ok(vec![key(3)]));
+    let steps = whole.ops() - before;
+    assert_eq!(prefix.flush_complete(epoch), Ok(vec![]));
+    for step in 0..steps {
+        for keep in KEEPS {
+            let fs = fs.fork();
+            let prefix = prefix_on(&fs);
+            fs.plan(step, Fault::Down);
+            let _interrupted = prefix.flush_complete(epoch);
+            fs.crash(keep);
+            let context = format!("step {step}, {keep:?}");
+            prefix_on(&fs).flush_complete(epoch).unwrap_or_else(|t| panic!("{context}: {t}"));
+            fs.crash(Keep::Nothing);
+            assert_eq!(assert_index_true(&prefix_on(&fs), &context), [1, 3], "{context}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_completed_or_was_overtaken_is_left_alone() {
+    let scene = scene();
+    let intended = || {
+        let fs = scene.fs.fork();
+        let prefix = prefix_on(&fs);
+        scene.third.prepare(&prefix, 1).unwrap();
+        prefix.flush_intend(&scene.third.record(scene.job, scene.epoch), 1).unwrap();
+        fs
+    };
+    let tmp = |fs: &FaultyFs, what: &str| {
+        let found = fs.files().into_iter().find(|f| f.contains("/tmp/") && f.contains(what));
+        std::path::PathBuf::from(found.unwrap())
+    };
+    let epoch = scene.epoch;
+    let left_alone = |fs: &FaultyFs, there: &[u64]| {
+        assert_eq!(prefix_on(fs).flush_complete(epoch), Ok(vec![]));
+        assert_eq!(assert_index_true(&prefix_on(fs), "left alone"), there);
+    };
+    let fs = intended();
+    stanchion_io::fs::Fs::unlink(&fs, &tmp(&fs, "r3.log")).unwrap();
+    left_alone(&fs, &[1, 2]);
+    let fs = intended();
+    put(&fs, &tmp(&fs, "record.json"), b"{ torn");
+    left_alone(&fs, &[1, 2]);
+    let fs = intended();
+    Dataset::rotating(4).flush(&prefix_on(&fs), epoch, 1).unwrap();
+    left_alone(&fs, &[1, 4]);
 }

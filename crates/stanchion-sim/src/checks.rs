@@ -192,6 +192,27 @@ impl World {
         }
     }
 
+    /// A run that has just begun completed a flush: the dataset is persistent from now on.
+    pub(crate) fn judge_flush_completed(&mut self, record: &IndexRecord) {
+        if let Some(p) = self.judge.promises.get_mut(&record.info.key) {
+            p.persistent = true;
+        }
+        self.judge_indexed(record);
+    }
+
+    /// FM-L3: what was persistent when the runs before died is there, or a newer one that replaced it.
+    pub(crate) fn judge_persistent(&mut self) {
+        let newest = self.prefix.index.keys().last().copied();
+        let lost = self.judge.promises.iter().rev().find(|(_, p)| p.persistent && !p.prefix_rot);
+        if let Some((key, _)) = lost
+            && newest.is_none_or(|newest| newest < *key)
+        {
+            let text =
+                format!("dataset {key} was persistent; the newest in the prefix is {newest:?}");
+            self.violate("FM-L3", text);
+        }
+    }
+
     /// FM-S10: a file in the prefix was replaced; no record may vouch for what it was.
     pub(crate) fn judge_replaced(&mut self, path: &str) {
         let named: Vec<Key> = self

@@ -38,6 +38,11 @@ impl World {
                 return self.push(1_000_000, Event::NextRun);
             }
         };
+        for record in self.prefix.flush_complete(self.now, epoch) {
+            self.note(|| format!("the flush of {} is completed", record.info.key));
+            self.judge_flush_completed(&record);
+        }
+        self.judge_persistent();
         self.run += 1;
         let (nodes, spares) = (self.sc.nodes, self.sc.spares);
         self.note(|| format!("run begins: epoch {epoch}, {nodes} nodes, {spares} spares"));

@@ -177,6 +177,19 @@ impl World {
             .map(|(key, _)| *key)
     }
 
+    /// The same if nothing in the caches were damaged.
+    fn expected_unharmed(&mut self) -> Option<Key> {
+        let promises = self.judge.promises.iter_mut();
+        let rotten: Vec<_> = promises.map(|(k, p)| (*k, std::mem::take(&mut p.rotten))).collect();
+        let expected = self.expected(true);
+        for (key, rotten) in rotten {
+            if let Some(p) = self.judge.promises.get_mut(&key) {
+                p.rotten = rotten;
+            }
+        }
+        expected
+    }
+
     /// An agent is lost: what only its node held is gone.
     pub(crate) fn judge_loss(&mut self, id: AgentId) {
         if !self.judge.lost.insert(id) {
@@ -229,28 +242,19 @@ impl World {
         if self.judge.lost.contains(&id) {
             return;
         }
-        // Damage that nobody has seen yet counts for nobody: what an agent cannot know does not hold it.
-        let rotten: Vec<_> = self
-            .judge
-            .promises
-            .iter_mut()
-            .map(|(key, p)| (*key, std::mem::take(&mut p.rotten)))
-            .collect();
-        let before = self.expected(true);
+        // Damage that nobody has seen yet cannot hold an agent; what is known to be damaged need not.
+        let before = [self.expected(true), self.expected_unharmed()];
         for key in keys {
             if let Some(p) = self.judge.promises.get_mut(key) {
                 (p.cached, p.protected) = (false, false);
             }
         }
-        let after = self.expected(true);
-        for (key, rotten) in rotten {
-            if let Some(p) = self.judge.promises.get_mut(&key) {
-                p.rotten = rotten;
-            }
-        }
+        let after = [self.expected(true), self.expected_unharmed()];
+        let changed = before[0] != after[0] && before[1] != after[1];
+        let (before, after) = (before[0], after[0]);
         let indexed = |k: Key| self.prefix.index.keys().any(|i| *i >= k);
         let spared = self.judge.finished || self.judge.excused;
-        if before != after && !spared && !before.is_some_and(indexed) {
+        if changed && !spared && !before.is_some_and(indexed) {
             let text = format!(
                 "agent {id} evicts {keys:?}; the newest safe one was {before:?}, is {after:?}"
             );

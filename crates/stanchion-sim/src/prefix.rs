@@ -18,6 +18,8 @@ pub struct Prefix {
     pub files: BTreeMap<String, Vec<u8>>,
     /// Manifests in place.
     pub slots: BTreeMap<(Key, SlotId), Manifest>,
+    /// What attempts are going to vouch for.
+    pub intents: BTreeMap<(Key, u32), IndexRecord>,
     /// Records.
     pub index: BTreeMap<Key, IndexRecord>,
     /// When a runner said last that it uses the prefix (microseconds).
@@ -77,6 +79,7 @@ impl Prefix {
             for k in void {
                 self.index.remove(&k);
                 self.withdrawn.insert(k);
+                self.forget_attempts(k);
             }
         }
         self.files.insert(path.to_owned(), bytes);
@@ -104,11 +107,38 @@ impl Prefix {
         match self.index.get(&rec.info.key) {
             None => {
                 self.index.insert(rec.info.key, rec.clone());
-                Ok(())
             }
-            Some(there) if there.slots == rec.slots && there.info == rec.info => Ok(()),
-            Some(_) => Err(Trouble::new(Cause::State)),
+            Some(there) if there.slots == rec.slots && there.info == rec.info => {}
+            Some(_) => return Err(Trouble::new(Cause::State)),
         }
+        self.forget_attempts(rec.info.key);
+        Ok(())
+    }
+
+    /// Completes flushes that were interrupted between their intent and their record (FM-L3).
+    pub fn flush_complete(&mut self, now: u64, epoch: Epoch) -> Vec<IndexRecord> {
+        let mut completed = Vec::new();
+        for ((key, attempt), rec) in std::mem::take(&mut self.intents) {
+            let overtaken = self.index.keys().any(|k| *k >= key);
+            let manifests: Result<Vec<Manifest>, Trouble> =
+                rec.slots.iter().map(|(s, _)| self.vouched_slot(&rec, *s).cloned()).collect();
+            let Some(manifests) = manifests.ok().filter(|_| !overtaken) else { continue };
+            let whole = |m: &Manifest, f: &FileEntry| {
+                let from = (key, attempt, f.path.clone());
+                let bytes = self.tmp.get(&from).or_else(|| self.files.get(&f.path));
+                bytes.is_some_and(|b| entry(f.rank, &f.path, b, m.chunk_bytes) == *f)
+            };
+            if !manifests.iter().all(|m| m.files.iter().all(|f| whole(m, f))) {
+                continue;
+            }
+            let mut paths = manifests.iter().flat_map(|m| &m.files);
+            let published = paths.try_for_each(|f| self.publish_file(key, attempt, &f.path));
+            let rec = IndexRecord { epoch, ..rec }.seal();
+            if published.and_then(|()| self.write_index(now, &rec)).is_ok() {
+                completed.push(rec);
+            }
+        }
+        completed
     }
 
     /// A slot's manifest as the record vouches for it.
@@ -160,11 +190,18 @@ impl Prefix {
     /// Removes an attempt's temporary names.
     pub fn abort(&mut self, key: Key, attempt: u32) {
         self.tmp.retain(|(k, a, _), _| (*k, *a) != (key, attempt));
+        self.intents.remove(&(key, attempt));
     }
 
     /// Withdraws a dataset and removes its files.
     pub fn delete(&mut self, key: Key) {
         self.index.remove(&key);
         self.withdrawn.insert(key);
+        self.forget_attempts(key);
+    }
+
+    fn forget_attempts(&mut self, key: Key) {
+        self.tmp.retain(|(k, _, _), _| *k != key);
+        self.intents.retain(|(k, _), _| *k != key);
     }
 }

@@ -36,7 +36,7 @@ impl Running {
             | Work::FlushPrepare { manifest: m, .. }
             | Work::FlushPublish { manifest: m, .. } => m.key,
             Work::Fetch { info, .. } => info.key,
-            Work::WriteIndex(record) => record.info.key,
+            Work::FlushIntend { record, .. } | Work::WriteIndex(record) => record.info.key,
         }
     }
 }
@@ -202,6 +202,14 @@ impl World {
                 self.prefix.abort(key, attempt);
                 Ok(Some(done()))
             }
+            Work::FlushIntend { record, attempt } => {
+                self.prefix.check(self.now).map_err(plain)?;
+                if self.prefix.epoch > record.epoch.0 {
+                    return Err(plain(Trouble::new(Cause::Fenced)));
+                }
+                self.prefix.intents.insert((record.info.key, attempt), *record);
+                Ok(Some(done()))
+            }
             Work::WriteIndex(record) => {
                 self.prefix.write_index(self.now, &record).map_err(plain)?;
                 self.judge_indexed(&record);
@@ -307,7 +315,7 @@ impl World {
         TaskResult::Fetched(Box::new(m))
     }
 
-    /// One file under its temporary name, verified as it is read (FM-F9).
+    /// One file under its temporary name, verified as it is read (FM-F9); at last the manifest.
     fn flush_prepare(
         &mut self,
         id: AgentId,
@@ -316,7 +324,10 @@ impl World {
         t: &mut Running,
     ) -> Step {
         self.prefix.check(self.now).map_err(plain)?;
-        let Some(f) = m.files.get(t.next) else { return Ok(Some(done())) };
+        let Some(f) = m.files.get(t.next) else {
+            self.prefix.slots.insert((m.key, m.slot), (**m).clone());
+            return Ok(Some(done()));
+        };
         t.next += 1;
         let trouble = |cause| plain(Trouble::new(cause).rank(f.rank).file(f.path.clone()));
         let place = (m.key, m.slot, f.rank, f.path.clone());
@@ -330,20 +341,15 @@ impl World {
         Ok(None)
     }
 
-    /// One file renamed; at last the manifest.
+    /// One file renamed.
     fn flush_publish(&mut self, m: &Arc<Manifest>, attempt: u32, t: &mut Running) -> Step {
         self.prefix.check(self.now).map_err(plain)?;
         if let Some(f) = m.files.get(t.next) {
             t.next += 1;
-            if t.next == 1 {
-                // Known before the first rename, so that a second try finds what it renamed.
-                self.prefix.slots.insert((m.key, m.slot), (**m).clone());
-            }
             self.prefix.publish_file(m.key, attempt, &f.path).map_err(plain)?;
             self.judge_replaced(&f.path);
             return Ok(None);
         }
-        self.prefix.slots.insert((m.key, m.slot), (**m).clone());
         Ok(Some(done()))
     }
 }

@@ -42,6 +42,7 @@ pub(super) fn class(work: &Work) -> Class {
         | Work::FlushPrepare { .. }
         | Work::FlushPublish { .. }
         | Work::FlushAbort { .. }
+        | Work::FlushIntend { .. }
         | Work::WriteIndex(_)
         | Work::Forget { .. } => Class::Low,
     }
@@ -61,7 +62,7 @@ pub(super) fn key(work: &Work) -> Key {
         | Work::FlushPrepare { manifest: m, .. }
         | Work::FlushPublish { manifest: m, .. } => m.key,
         Work::Fetch { info, .. } => info.key,
-        Work::WriteIndex(record) => record.info.key,
+        Work::FlushIntend { record, .. } | Work::WriteIndex(record) => record.info.key,
     }
 }
 

@@ -132,6 +132,10 @@ impl Tools {
                 times.storage_us = micros(start);
             }
             Work::FlushAbort { key, attempt } => self.prefix.get()?.flush_abort(key, attempt),
+            Work::FlushIntend { record, attempt } => {
+                self.prefix.get()?.flush_intend(&record, attempt)?;
+                times.storage_us = micros(start);
+            }
             Work::WriteIndex(record) => {
                 self.prefix.get()?.write_index(&record)?;
                 times.storage_us = micros(start);

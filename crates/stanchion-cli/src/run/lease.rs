@@ -73,15 +73,29 @@ pub fn take(prefix: &Prefix, base: &Path, wait: Duration) -> Result<Epoch, Faile
         role: "run".into(),
     };
     prefix.write_lease(&ours).map_err(unusable)?;
-    // What runs that died in a flush left is nobody's now. It is in nobody's way either: no reason to stop.
-    if let Err(trouble) = prefix.sweep(&[]) {
-        let dir = prefix.root().join(stanchion_format::index::DIR);
+    tidy(prefix, epoch);
+    Ok(epoch)
+}
+
+/// Completes what runs that died left half-flushed, where that can be (FM-L3), and removes the rest. Neither is in
+/// anybody's way: no reason to stop.
+fn tidy(prefix: &Prefix, epoch: Epoch) {
+    let dir = prefix.root().join(stanchion_format::index::DIR);
+    let done = prefix.flush_complete(epoch).and_then(|completed| {
+        for key in completed {
+            out::say(&format!(
+                "dataset number {} was being written to the prefix when the run before ended: it is complete now",
+                key.no
+            ));
+        }
+        prefix.sweep(&[])
+    });
+    if let Err(trouble) = done {
         out::say(&format!(
-            "cannot remove what earlier runs left half-written in {}: {trouble}; it costs space only",
+            "what earlier runs left half-written in {} stays there: {trouble}; the next run tries again",
             dir.display()
         ));
     }
-    Ok(epoch)
 }
 
 /// Our turn to look and take; given back with the file.

@@ -225,8 +225,13 @@ impl Agent {
 
     pub(super) fn flush_aborted(&mut self, key: Key, attempt: u32, trouble: Trouble) {
         if let Some(dataset) = self.datasets.get_mut(&key) {
+            // Files that have begun to get their names are the only copy in the prefix that can still become
+            // whole: they go when the dataset has its record (FM-L3).
+            let publishing = matches!(dataset.flush.active, Some((_, Step::Publish)));
             dataset.flush = FlushState::default();
-            self.run(TaskFor::Nothing, Work::FlushAbort { key, attempt });
+            if !publishing {
+                self.run(TaskFor::Nothing, Work::FlushAbort { key, attempt });
+            }
         }
         if self.root.is_some() {
             self.root_flush_failed(key, trouble);
@@ -243,15 +248,33 @@ impl Agent {
         if let Some(dataset) = self.datasets.get_mut(&key) {
             dataset.times = dataset.times.max(all.times);
         }
-        match all.trouble {
-            None => {
+        self.answer_coll(id, stanchion_format::peer::Verdict::Ok);
+        let record = match all.trouble {
+            None => self.index_record(key, all.slots),
+            Some(trouble) => Err(trouble),
+        };
+        match record {
+            Ok(record) if self.bug(Bug::IndexBeforePublish) => {
+                self.issue(Record::FlushPublish(key, attempt));
+                self.run(TaskFor::Index(key, attempt), Work::WriteIndex(record));
+            }
+            Ok(record) => {
+                let work = Work::FlushIntend { record, attempt };
+                self.run(TaskFor::Intend(key, attempt), work);
+            }
+            Err(trouble) => self.abort_flush(key, attempt, trouble),
+        }
+    }
+
+    pub(super) fn on_intended(&mut self, key: Key, attempt: u32, result: TaskResult) {
+        if !self.is_active(key, attempt) {
+            return;
+        }
+        match result {
+            TaskResult::Done(_) => {
                 self.issue(Record::FlushPublish(key, attempt));
             }
-            Some(trouble) => self.abort_flush(key, attempt, trouble),
-        }
-        self.answer_coll(id, stanchion_format::peer::Verdict::Ok);
-        if self.bug(Bug::IndexBeforePublish) {
-            self.write_index(key, attempt, all.slots);
+            other => self.abort_flush(key, attempt, Self::trouble_of(other)),
         }
     }
 
@@ -310,16 +333,28 @@ impl Agent {
             .is_some_and(|a| a.key == key && a.attempt == attempt && !a.ending)
     }
 
-    fn write_index(&mut self, key: Key, attempt: u32, mut slots: Vec<(SlotId, Crc)>) {
-        let Some(view) = &self.view else { return };
+    fn write_index(&mut self, key: Key, attempt: u32, slots: Vec<(SlotId, Crc)>) {
+        match self.index_record(key, slots) {
+            Ok(record) => self.run(TaskFor::Index(key, attempt), Work::WriteIndex(record)),
+            Err(trouble) => self.abort_flush(key, attempt, trouble),
+        }
+    }
+
+    /// What vouches for the dataset in the prefix.
+    fn index_record(
+        &self,
+        key: Key,
+        mut slots: Vec<(SlotId, Crc)>,
+    ) -> Result<Box<IndexRecord>, Trouble> {
+        let missing = || Trouble::new(Cause::Missing);
+        let view = self.view.as_ref().ok_or_else(missing)?;
         slots.sort();
         let all = (0..view.plan.slots.len() as u32).map(SlotId);
         if !slots.iter().map(|(slot, _)| *slot).eq(all) {
             // FM-S12: a part of the job writes no dataset.
-            self.abort_flush(key, attempt, Trouble::new(Cause::Missing));
-            return;
+            return Err(missing());
         }
-        let Some(dataset) = self.datasets.get(&key) else { return };
+        let dataset = self.datasets.get(&key).ok_or_else(missing)?;
         let record = IndexRecord {
             version: INDEX_VERSION,
             job: self.cfg.job,
@@ -330,9 +365,8 @@ impl Agent {
             unix_s: self.now.unix_s,
             slots,
             crc: Crc(0),
-        }
-        .seal();
-        self.run(TaskFor::Index(key, attempt), Work::WriteIndex(Box::new(record)));
+        };
+        Ok(Box::new(record.seal()))
     }
 
     pub(super) fn on_index_written(&mut self, key: Key, attempt: u32, result: TaskResult) {

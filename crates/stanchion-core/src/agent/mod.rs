@@ -182,6 +182,7 @@ enum TaskFor {
     Restore(Key, SlotId),
     Rebuild(Key, SlotId, u64),
     Flush(Key, SlotId, u32, flush::Step),
+    Intend(Key, u32),
     Index(Key, u32),
     Forget(CollId, Option<Key>),
     Nothing,
@@ -544,6 +545,7 @@ impl Agent {
             TaskFor::Flush(key, slot, attempt, step) => {
                 self.on_flush_task(key, slot, attempt, step, result);
             }
+            TaskFor::Intend(key, attempt) => self.on_intended(key, attempt, result),
             TaskFor::Index(key, attempt) => self.on_index_written(key, attempt, result),
             TaskFor::Forget(id, key) => self.on_forgotten(id, key, result),
             TaskFor::Nothing => {}

@@ -350,6 +350,7 @@ impl super::TaskFor {
             | Restore(k, _)
             | Rebuild(k, ..)
             | Flush(k, ..)
+            | Intend(k, _)
             | Index(k, _) => keys.contains(k),
             Forget(..) | Nothing => false,
         }

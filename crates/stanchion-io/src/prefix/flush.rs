@@ -20,7 +20,7 @@ use crate::trouble::At;
 
 /// In an attempt's directory, where each slot lists the paths it is going to write. An application
 /// cannot have files there: the name is reserved.
-fn claims_dir(key: Key, attempt: u32) -> String {
+pub(super) fn claims_dir(key: Key, attempt: u32) -> String {
     format!("{}/{DIR}", attempt_dir(key, attempt))
 }
 
@@ -29,7 +29,7 @@ fn claim_file(key: Key, attempt: u32, slot: SlotId) -> String {
 }
 
 /// Where a file lies until it is published.
-fn staged(key: Key, attempt: u32, path: &str) -> PathBuf {
+pub(super) fn staged(key: Key, attempt: u32, path: &str) -> PathBuf {
     Path::new(&attempt_dir(key, attempt)).join(path)
 }
 
@@ -75,6 +75,7 @@ impl Prefix {
             self.copy_out(cache, m, entry, attempt, &mut buf, cancel)
                 .map_err(|t| t.rank(entry.rank))?;
         }
+        self.sync_staged_dirs(m, attempt)?;
         self.write_slot_file(m)
     }
 
@@ -115,6 +116,7 @@ impl Prefix {
             if let Some((key, other)) = parse_attempt_dir(&name)
                 && key == m.key
                 && other != attempt
+                && !self.intended(key, other)
             {
                 self.remove_staged(m, other);
             }
@@ -238,6 +240,21 @@ impl Prefix {
         to.set_mode(entry.mode).and_then(|()| to.sync()).at(entry.path.as_str())
     }
 
+    /// Makes the temporary names durable: an interrupted flush is completed from them (FM-L3).
+    fn sync_staged_dirs(&self, m: &Manifest, attempt: u32) -> Result<(), Trouble> {
+        let dirs: BTreeSet<PathBuf> = m
+            .files
+            .iter()
+            .map(|f| staged(m.key, attempt, &f.path))
+            .flat_map(|f| f.ancestors().skip(1).map(Path::to_owned).collect::<Vec<_>>())
+            .filter(|dir| dir.starts_with(DIR))
+            .collect();
+        for dir in dirs.iter().rev() {
+            self.fs.sync_dir(dir).at(dir.display().to_string())?;
+        }
+        Ok(())
+    }
+
     fn write_slot_file(&self, m: &Manifest) -> Result<(), Trouble> {
         let file = slot_file(m.key, m.slot);
         let slot = SlotFile { version: INDEX_VERSION, manifest: m.clone(), crc: m.crc() };
@@ -309,6 +326,7 @@ impl Prefix {
             self.check_file(m, entry, &mut buf, &mut |_| {}).map_err(|t| t.rank(entry.rank))?;
             replaced.remove(entry.path.as_str());
         }
+        self.make_places(m)?;
         self.withdraw_for(m, &replaced)?;
         for entry in &waiting {
             if cancel() {
@@ -342,15 +360,24 @@ impl Prefix {
         attempt: u32,
         entry: &FileEntry,
     ) -> Result<(), Trouble> {
-        let path = Path::new(&entry.path);
-        let put = || {
-            if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty()) {
-                // As the application itself would have made them.
-                fs::make_dirs(&*self.fs, dir, 0o777)?;
-            }
-            self.fs.rename(&staged(m.key, attempt, &entry.path), path)
-        };
-        put().at(entry.path.as_str())
+        let from = staged(m.key, attempt, &entry.path);
+        self.fs.rename(&from, Path::new(&entry.path)).at(entry.path.as_str())
+    }
+
+    /// The directories of the files, durable before any file moves into them: one that a crash takes with
+    /// what was moved there would be lost from both its names.
+    fn make_places(&self, m: &Manifest) -> Result<(), Trouble> {
+        let dirs: BTreeSet<&Path> =
+            m.files.iter().filter_map(|f| Path::new(&f.path).parent()).collect();
+        for dir in dirs.iter().filter(|d| !d.as_os_str().is_empty()) {
+            // As the application itself would have made them.
+            fs::make_dirs(&*self.fs, dir, 0o777).at(dir.display().to_string())?;
+        }
+        let above: BTreeSet<&Path> = dirs.iter().flat_map(|d| d.ancestors().skip(1)).collect();
+        for dir in above.iter().rev() {
+            self.fs.sync_dir(dir).at(dir.display().to_string())?;
+        }
+        Ok(())
     }
 
     /// Makes the names durable: every directory on the way, for whoever made it may not have synced.

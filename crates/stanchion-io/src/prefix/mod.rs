@@ -18,6 +18,7 @@ use vouched::PathSets;
 
 mod fetch;
 mod flush;
+mod intent;
 mod notes;
 mod records;
 mod remove;

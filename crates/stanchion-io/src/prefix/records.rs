@@ -105,15 +105,16 @@ impl Prefix {
         if bytes.len() as u64 > limits::INDEX_FILE_BYTES_MAX {
             return Err(Errno::FBIG).at(file);
         }
-        if self.put_new(&file, &bytes)? {
-            return Ok(());
+        if !self.put_new(&file, &bytes)? {
+            match self.record(rec.info.key) {
+                Ok(Some(there)) if there.slots == rec.slots && there.info == rec.info => {}
+                Ok(_) => return Err(Trouble::new(Cause::State).file(file)),
+                Err(Trouble { cause: Cause::Malformed, .. }) => self.put(&file, &bytes)?,
+                Err(trouble) => return Err(trouble),
+            }
         }
-        match self.record(rec.info.key) {
-            Ok(Some(there)) if there.slots == rec.slots && there.info == rec.info => Ok(()),
-            Ok(_) => Err(Trouble::new(Cause::State).file(file)),
-            Err(Trouble { cause: Cause::Malformed, .. }) => self.put(&file, &bytes),
-            Err(trouble) => Err(trouble),
-        }
+        self.forget_attempts(rec.info.key);
+        Ok(())
     }
 
     /// Makes the record disappear, durably. The files stay.
@@ -122,12 +123,14 @@ impl Prefix {
         let file = record_file(key);
         fs::gone_is_fine(self.fs.unlink(Path::new(&file))).at(file.as_str())?;
         // Even if somebody else unlinked it: that may not be durable yet.
-        self.sync_parent(&file)
+        self.sync_parent(&file)?;
+        self.forget_attempts(key);
+        Ok(())
     }
 }
 
 /// Can core compute with this record? Its checksum holds off accidents, not programs with bugs.
-fn plausible(rec: &IndexRecord) -> bool {
+pub(super) fn plausible(rec: &IndexRecord) -> bool {
     let info = &rec.info;
     let slots = info.sets.slots;
     let ordered = rec.slots.windows(2).all(|w| w[0].0 < w[1].0);
