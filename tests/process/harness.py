@@ -77,8 +77,9 @@ class Lab:
         env.update({k: str(v) for k, v in more.items()})
         return env
 
-    def run(self, *args, command, env=None, nodes=8, spares=0, prefix=None, cwd=None):
-        run = Run(self, [str(STANCHION), "run", "--nodes", str(nodes), "--spares", str(spares),
+    def run(self, *args, command, env=None, nodes=8, spares=0, prefix=None, cwd=None, within=()):
+        """`within`: what starts the runner, when it shall not be started plainly."""
+        run = Run(self, [*within, str(STANCHION), "run", "--nodes", str(nodes), "--spares", str(spares),
                          "--prefix", str(prefix or self.prefix), *map(str, args)],
                   command, self.env(**(env or {})), cwd)
         self.runs.append(run)
