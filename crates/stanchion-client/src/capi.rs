@@ -12,10 +12,13 @@ use stanchion_format::ids::{DatasetNo, Level};
 use stanchion_format::limits;
 use stanchion_format::name::NameError;
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+pub mod regions;
 
 /// Longest text that is taken from a caller, bytes.
 const ARGUMENT_BYTES_MAX: usize = 1 << 20;
@@ -55,7 +58,11 @@ struct Inner {
     /// `None`: initialisation failed, and there is nothing but its error.
     client: Option<Client>,
     error: String,
+    regions: Regions,
 }
+
+/// What is protected: where it begins, and its bytes.
+type Regions = BTreeMap<u64, (*mut u8, usize)>;
 
 /// What is read of [`stn_options`], owned.
 #[derive(Default)]
@@ -88,6 +95,18 @@ impl stn_ctx {
 /// # Safety
 /// `ctx` is NULL or came from [`stn_init`] and was not given to [`stn_free`].
 unsafe fn call(ctx: *mut stn_ctx, f: impl FnOnce(&mut Client) -> Result<(), Error>) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe { call_with_regions(ctx, |client, _| f(client)) }
+}
+
+/// As [`call`], with the regions.
+///
+/// # Safety
+/// As [`call`].
+unsafe fn call_with_regions(
+    ctx: *mut stn_ctx,
+    f: impl FnOnce(&mut Client, &mut Regions) -> Result<(), Error>,
+) -> c_int {
     // SAFETY: as the caller promises; only shared references are made, the rest is behind the lock.
     let Some(ctx) = (unsafe { ctx.as_ref() }) else { return invalid() };
     if ctx.pid != std::process::id() {
@@ -98,7 +117,7 @@ unsafe fn call(ctx: *mut stn_ctx, f: impl FnOnce(&mut Client) -> Result<(), Erro
     let done = match &mut inner.client {
         // The text of the failed initialisation stays.
         None => return code_of(&Error::Dead { verb: "init" }),
-        Some(client) => guarded(|| f(client)),
+        Some(client) => guarded(|| f(client, &mut inner.regions)),
     };
     match done {
         Ok(()) => 0,
@@ -253,7 +272,7 @@ pub unsafe extern "C" fn stn_init(options: *const stn_options, ctx: *mut *mut st
         Ok(client) => (0, Some(client), String::new()),
         Err(error) => (code_of(&error), None, error.to_string()),
     };
-    let inner = Mutex::new(Inner { client, error });
+    let inner = Mutex::new(Inner { client, error, regions: Regions::new() });
     // SAFETY: not NULL, and the caller vouches for it.
     unsafe { ctx.write(Box::into_raw(Box::new(stn_ctx { pid: std::process::id(), inner }))) };
     code
@@ -617,7 +636,8 @@ mod tests {
     use super::*;
 
     fn dead(pid: u32) -> stn_ctx {
-        let inner = Mutex::new(Inner { client: None, error: "no agent".into() });
+        let inner =
+            Mutex::new(Inner { client: None, error: "no agent".into(), regions: Regions::new() });
         stn_ctx { pid, inner }
     }
 

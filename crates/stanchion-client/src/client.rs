@@ -526,6 +526,15 @@ impl Client {
         Ok(self.restart(Ask::HaveRestart)?.as_ref().map(offer))
     }
 
+    /// The dataset that is being read.
+    pub(crate) fn reading(&self, call: &'static str) -> Result<Offer, Error> {
+        self.own_process()?;
+        match &self.phase {
+            Phase::Reading(info) => Ok(offer(info)),
+            _ => Err(Error::State { call, phase: "while no dataset is being read" }),
+        }
+    }
+
     /// Begins to read the dataset that is offered. Collective.
     pub fn start_restart(&mut self) -> Result<Offer, Error> {
         const CALL: &str = "start_restart";

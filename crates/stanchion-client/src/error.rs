@@ -6,6 +6,7 @@ use stanchion_format::config::ConfigError;
 use stanchion_format::frame::FrameError;
 use stanchion_format::limits;
 use stanchion_format::name::NameError;
+use stanchion_format::regions::RegionsError;
 use std::fmt;
 
 /// Text from outside that a message repeats: control characters are escaped, the length is limited.
@@ -181,6 +182,37 @@ pub enum Error {
     /// More files than a rank may have.
     #[error("a rank may put {} files into one dataset, not more", limits::RANK_FILES_MAX)]
     TooManyFiles,
+    /// No region of this number is known.
+    #[error("{call}: there is no region {id}")]
+    NoRegion {
+        /// The call.
+        call: &'static str,
+        /// The region.
+        id: u64,
+    },
+    /// There is nothing to restart from.
+    #[error("there is no dataset to restart from")]
+    NoRestart,
+    /// What is protected is not what the dataset has.
+    #[error("{}", region_words(.dataset, *.id, *.protected, *.stored))]
+    Region {
+        /// The dataset.
+        dataset: Words,
+        /// The region.
+        id: u64,
+        /// Its size in this program, bytes, if it is protected.
+        protected: Option<u64>,
+        /// Its size in the dataset, bytes, if it is there.
+        stored: Option<u64>,
+    },
+    /// Regions cannot be laid out, or their file makes no sense.
+    #[error("regions in '{path}': {cause}")]
+    Regions {
+        /// The file.
+        path: Words,
+        /// Why.
+        cause: RegionsError,
+    },
     /// No such file in the dataset that is restarted from.
     #[error("dataset '{dataset}' has no file '{name}' of rank {rank}")]
     NoFile {
@@ -253,6 +285,18 @@ pub enum Fault {
     },
 }
 
+fn region_words(dataset: &Words, id: u64, protected: Option<u64>, stored: Option<u64>) -> String {
+    match (protected, stored) {
+        (Some(have), Some(stored)) => format!(
+            "region {id} is protected with {have} bytes, dataset '{dataset}' has {stored}: it is of another division of the problem"
+        ),
+        (Some(_), None) => {
+            format!("region {id} is protected, dataset '{dataset}' has none of that number")
+        }
+        (None, _) => format!("dataset '{dataset}' has a region {id}, which is not protected"),
+    }
+}
+
 impl Error {
     /// For programs.
     pub fn code(&self) -> Code {
@@ -265,6 +309,12 @@ impl Error {
             Error::Dropped { .. } => Code::Dropped,
             Error::State { .. } | Error::Forked { .. } => Code::State,
             Error::Setting(ConfigError::Unknown { .. }) | Error::NoFile { .. } => Code::NotFound,
+            Error::NoRestart | Error::NoRegion { .. } => Code::NotFound,
+            Error::Region { .. } => Code::Invalid,
+            Error::Regions { cause: RegionsError::TooMany(_) | RegionsError::TooLarge, .. } => {
+                Code::Invalid
+            }
+            Error::Regions { .. } => Code::Io,
             Error::Nodes { .. } | Error::Name { .. } | Error::Argument { .. } => Code::Invalid,
             Error::Buffer { .. } | Error::TooManyFiles | Error::Ambiguous { .. } => Code::Invalid,
             Error::Setting(_) | Error::Identity(_) => Code::Invalid,

@@ -10,6 +10,7 @@ mod client;
 mod environment;
 mod error;
 mod identity;
+mod regions;
 mod route;
 mod wire;
 
@@ -17,5 +18,6 @@ pub use client::{Begun, Client, Offer, Options};
 pub use environment::Environment;
 pub use error::{Error, Words};
 pub use identity::{Identity, IdentityError};
+pub use regions::{Region, RegionMut};
 pub use stanchion_format::client::{Code, FLAG_CHECKPOINT, FLAG_OUTPUT};
 pub use stanchion_format::ids::{DatasetNo, Level};

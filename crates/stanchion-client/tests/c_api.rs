@@ -10,12 +10,13 @@ use stanchion_format::client::Code;
 use std::path::{Path, PathBuf};
 
 const HEADER: &str = include_str!("../../../include/stanchion.h");
-const SOURCE: &str = include_str!("../src/capi.rs");
+const SOURCE: &str =
+    concat!(include_str!("../src/capi.rs"), include_str!("../src/capi/regions.rs"));
 
 #[test]
 fn header_source_and_library_agree() {
     let header = prototypes_of_header(HEADER, "stn_");
-    assert_eq!(header.len(), 20);
+    assert_eq!(header.len(), 25);
     assert_eq!(header, prototypes_of_rust(SOURCE, "stn_"));
     let names: Vec<_> = header.iter().map(|p| p.name.clone()).collect();
     assert_eq!(exports("stanchion"), names, "nothing else leaves the library");

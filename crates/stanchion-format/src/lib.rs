@@ -16,4 +16,5 @@ pub mod limits;
 pub mod manifest;
 pub mod name;
 pub mod peer;
+pub mod regions;
 pub mod scr_line;

@@ -13,7 +13,7 @@ use stanchion_format::index::{HaltFile, INDEX_VERSION, IndexRecord, JobFile, Lea
 use stanchion_format::layout::{Scheme, Sets};
 use stanchion_format::manifest::{FileDecl, FileEntry, Manifest, pieces};
 use stanchion_format::peer::*;
-use stanchion_format::{limits, name};
+use stanchion_format::{limits, name, regions};
 
 const ITERATIONS: usize = 4000;
 
@@ -289,6 +289,22 @@ fn bent_notes() {
             assert_eq!(serde_json::from_slice::<LeaseFile>(&again).unwrap(), lease);
         }
         let _ = serde_json::from_slice::<HaltFile>(&bytes);
+    });
+}
+
+#[test]
+fn bent_tables_of_regions() {
+    let sizes = [(1, 5), (2, 0), (900, 70_000)];
+    let (placed, end) = regions::layout(&sizes).unwrap();
+    let good = regions::encode(&placed);
+    bolero::check!().with_iterations(ITERATIONS).with_type::<Edits>().for_each(|(_, edits)| {
+        let bytes = bend(&good, edits);
+        if let Ok(found) = regions::parse(&bytes, end) {
+            assert_eq!((&found, &bytes), (&placed, &good));
+        }
+    });
+    bolero::check!().with_iterations(ITERATIONS).for_each(|bytes: &[u8]| {
+        assert!(regions::parse(bytes, u64::MAX).is_err());
     });
 }
 

@@ -76,6 +76,47 @@ static void threads(void)
   }
 }
 
+static void regions(void)
+{
+  double grid[1000];
+  int step = 7;
+  uint64_t no = 0;
+  size_t bytes = 0;
+  char name[STN_NAME_SIZE];
+  for (int i = 0; i < 1000; i++) {
+    grid[i] = i / 3.0;
+  }
+  EXPECT(stn_restore(ctx, name, sizeof name, &no) == STN_ERR_NOTFOUND);
+  EXPECT(stn_protect(ctx, 2, grid, sizeof grid / 2) == STN_OK);
+  EXPECT(stn_protect(ctx, 1, &step, sizeof step) == STN_OK);
+  EXPECT(stn_protect(ctx, 2, grid, sizeof grid) == STN_OK);
+  EXPECT(stn_protect(ctx, 3, NULL, 0) == STN_OK);
+  EXPECT(stn_checkpoint(ctx, TEXT("memory"), STN_FLAG_CHECKPOINT, &no) == STN_OK && no > 0);
+  memset(grid, 0, sizeof grid);
+  step = 0;
+  EXPECT(stn_start_restart(ctx, name, sizeof name, NULL) == STN_OK);
+  EXPECT(stn_region_bytes(ctx, 2, &bytes) == STN_OK && bytes == sizeof grid);
+  EXPECT(stn_region_bytes(ctx, 8, &bytes) == STN_ERR_NOTFOUND && bytes == 0);
+  EXPECT(stn_restore(ctx, name, sizeof name, &no) == STN_OK);
+  EXPECT(strcmp(name, "memory") == 0 && step == 7);
+  for (int i = 0; i < 1000; i++) {
+    EXPECT(grid[i] == i / 3.0);
+  }
+  /* What must be refused, and what it leaves as it was. */
+  EXPECT(stn_protect(ctx, 4, NULL, 8) == STN_ERR_INVALID);
+  EXPECT(stn_protect(ctx, 4, grid, (size_t)-1) == STN_ERR_INVALID);
+  EXPECT(stn_region_bytes(ctx, 2, NULL) == STN_ERR_INVALID);
+  EXPECT(stn_region_bytes(ctx, 2, &bytes) == STN_ERR_STATE);
+  EXPECT(stn_protect(ctx, 3, grid + 10, sizeof *grid) == STN_OK);
+  EXPECT(stn_restore(ctx, name, sizeof name, &no) == STN_ERR_INVALID);
+  EXPECT(stn_unprotect(ctx, 3) == STN_OK);
+  EXPECT(stn_unprotect(ctx, 3) == STN_ERR_NOTFOUND);
+  EXPECT(stn_unprotect(ctx, 1) == STN_OK);
+  EXPECT(stn_unprotect(ctx, 2) == STN_OK);
+  EXPECT(stn_protect(NULL, 1, grid, 8) == STN_ERR_INVALID);
+  EXPECT(stn_delete(ctx, TEXT("memory")) == STN_OK);
+}
+
 static void life(void)
 {
   char name[STN_NAME_SIZE], value[64];
@@ -113,6 +154,7 @@ static void life(void)
   EXPECT(stn_drop(ctx, TEXT("one")) == STN_OK);
   EXPECT(stn_delete(ctx, TEXT("one")) == STN_ERR_NOTFOUND);
   EXPECT(stn_should_exit(ctx, &flag) == STN_OK && flag == 0);
+  regions();
   threads();
   EXPECT(stn_finalize(ctx) == STN_OK);
   EXPECT(stn_finalize(ctx) == STN_ERR_STATE);

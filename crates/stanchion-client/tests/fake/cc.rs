@@ -151,6 +151,7 @@ fn rust_type(text: &str) -> String {
     match text {
         "c_char" => "char",
         "c_int" => "int",
+        "c_void" => "void",
         "u32" => "uint32_t",
         "u64" => "uint64_t",
         "usize" => "size_t",

@@ -1,0 +1,153 @@
+//! Regions of the caller's memory: a file of the dataset that nobody but this library writes and reads.
+
+use crate::client::{Begun, Client, Offer};
+use crate::error::{Error, Words};
+use stanchion_format::regions::{self, HEADER_BYTES, RegionAt, RegionsError};
+use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+/// Memory to be stored.
+#[derive(Clone, Copy, Debug)]
+pub struct Region<'a> {
+    /// The caller's number for it, unique in the rank.
+    pub id: u64,
+    /// Its contents.
+    pub bytes: &'a [u8],
+}
+
+/// Memory to be filled.
+#[derive(Debug)]
+pub struct RegionMut<'a> {
+    /// The caller's number for it, unique in the rank.
+    pub id: u64,
+    /// Where its contents go.
+    pub bytes: &'a mut [u8],
+}
+
+impl Client {
+    /// A dataset of this rank's `regions`, whose ids ascend, beside those of all other ranks. Collective.
+    /// Disabled: nothing is stored.
+    pub fn checkpoint(
+        &mut self,
+        dataset: &str,
+        flags: u32,
+        regions: &[Region<'_>],
+    ) -> Result<Begun, Error> {
+        let begun = self.begin(dataset, flags)?;
+        // A failure here must not keep the others waiting: they hear of it in complete.
+        let stored = if self.enabled() { self.store_regions(&begun.name, regions) } else { Ok(()) };
+        match stored {
+            Ok(()) => self.complete(true).map(|()| begun),
+            Err(error) => {
+                let _dropped_as_asked = self.complete(false);
+                Err(error)
+            }
+        }
+    }
+
+    fn store_regions(&mut self, dataset: &str, regions: &[Region<'_>]) -> Result<(), Error> {
+        let place = self.route(&self.regions_file(dataset))?;
+        let sizes: Vec<(u64, u64)> = regions.iter().map(|r| (r.id, r.bytes.len() as u64)).collect();
+        let (placed, end) = regions::layout(&sizes).map_err(|cause| refused(&place, cause))?;
+        let failed = |cause| Error::Io {
+            what: "cannot store the regions in",
+            path: Words::name(&place),
+            cause,
+        };
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let file = options.open(&place).map_err(failed)?;
+        file.set_len(end).map_err(failed)?;
+        file.write_all_at(&regions::encode(&placed), 0).map_err(failed)?;
+        for (region, at) in regions.iter().zip(&placed) {
+            file.write_all_at(region.bytes, at.offset).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Below the prefix, as an application would name its own file.
+    fn regions_file(&self, dataset: &str) -> String {
+        format!("{}/{dataset}/rank.{:06}.stn", self.prefix(), self.identity().rank)
+    }
+
+    /// This rank's regions in the dataset that is being read, by ascending id. Local.
+    pub fn regions_stored(&mut self) -> Result<Vec<RegionAt>, Error> {
+        Ok(self.open_regions("region_bytes")?.1)
+    }
+
+    fn open_regions(&mut self, call: &'static str) -> Result<(File, Vec<RegionAt>, String), Error> {
+        let dataset = self.reading(call)?.name;
+        let place = self.route(&self.regions_file(&dataset))?;
+        let failed = |cause| Error::Io {
+            what: "cannot read the regions in",
+            path: Words::name(&place),
+            cause,
+        };
+        let file = File::open(&place).map_err(failed)?;
+        let have = file.metadata().map_err(failed)?.len();
+        let short = |e: std::io::Error| match e.kind() {
+            ErrorKind::UnexpectedEof => refused(&place, RegionsError::Damaged),
+            _ => failed(e),
+        };
+        let mut head = [0; HEADER_BYTES];
+        file.read_exact_at(&mut head, 0).map_err(short)?;
+        let bytes = regions::table_bytes(&head).map_err(|cause| refused(&place, cause))?;
+        let mut table = vec![0; bytes];
+        file.read_exact_at(&mut table, 0).map_err(short)?;
+        let found = regions::parse(&table, have).map_err(|cause| refused(&place, cause))?;
+        Ok((file, found, place))
+    }
+
+    /// Fills `regions`, whose ids ascend, from the dataset to restart from, and ends the restart; begins it, if
+    /// that was not done. All regions of the dataset must be there, with their sizes. Collective.
+    pub fn restore(&mut self, regions: &mut [RegionMut<'_>]) -> Result<Offer, Error> {
+        const CALL: &str = "restore";
+        let offer = match self.reading(CALL) {
+            Ok(offer) => offer,
+            Err(_) => {
+                if self.have_restart()?.is_none() {
+                    return Err(Error::NoRestart);
+                }
+                self.start_restart()?
+            }
+        };
+        let filled = self.fill(&offer.name, regions);
+        // Its own reason says more to this rank than that somebody rejected.
+        let ended = self.complete_restart(filled.is_ok());
+        filled.and(ended).map(|()| offer)
+    }
+
+    fn fill(&mut self, dataset: &str, regions: &mut [RegionMut<'_>]) -> Result<(), Error> {
+        let (file, found, place) = self.open_regions("restore")?;
+        let differs = |id, protected, stored| Error::Region {
+            dataset: Words::name(dataset),
+            id,
+            protected,
+            stored,
+        };
+        // Before anything is overwritten.
+        for r in regions.iter() {
+            let (have, stored) = (r.bytes.len() as u64, found.iter().find(|f| f.id == r.id));
+            if stored.is_none_or(|f| f.bytes != have) {
+                return Err(differs(r.id, Some(have), stored.map(|f| f.bytes)));
+            }
+        }
+        if let Some(f) = found.iter().find(|f| !regions.iter().any(|r| r.id == f.id)) {
+            return Err(differs(f.id, None, Some(f.bytes)));
+        }
+        for region in regions {
+            let Some(at) = found.iter().find(|f| f.id == region.id) else { continue };
+            file.read_exact_at(region.bytes, at.offset).map_err(|cause| Error::Io {
+                what: "cannot read the regions in",
+                path: Words::name(&place),
+                cause,
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn refused(place: &str, cause: RegionsError) -> Error {
+    Error::Regions { path: Words::name(place), cause }
+}
