@@ -179,6 +179,35 @@ int stn_start_restart(stn_ctx *ctx, char *name, size_t name_size, uint64_t *no);
  * STN_ERR_REJECTED; then stn_have_restart tells of the dataset before it. */
 int stn_complete_restart(stn_ctx *ctx, int valid);
 
+/* ---- regions of memory -------------------------------------------------- */
+
+/* Makes `bytes` bytes at `start` this rank's region `region_id`, until
+ * stn_unprotect or stn_free; a region that is protected again has the new place
+ * and size from then on. Nothing is read or written before stn_checkpoint or
+ * stn_restore is called; the memory must be there then. Ids are the caller's;
+ * ranks may have different ones. `start` may be NULL with 0 bytes. Local. */
+int stn_protect(stn_ctx *ctx, uint64_t region_id, void *start, size_t bytes);
+
+/* Forgets the region; STN_ERR_NOTFOUND if there is none. Local. */
+int stn_unprotect(stn_ctx *ctx, uint64_t region_id);
+
+/* A dataset of all regions of all ranks: begins it, copies the regions, completes
+ * it. When it returns, the memory may be changed. Names, flags and results as in
+ * stn_begin and stn_complete. Disabled: does nothing. Collective. */
+int stn_checkpoint(stn_ctx *ctx, const char *name, size_t name_len, uint32_t flags, uint64_t *no);
+
+/* The size that a region of this rank has in the dataset that is being read:
+ * between stn_start_restart and its end, for regions whose sizes change. */
+int stn_region_bytes(stn_ctx *ctx, uint64_t region_id, size_t *bytes);
+
+/* Fills the regions from the dataset to restart from, and ends the restart. Begins
+ * it, if stn_start_restart was not called. STN_ERR_NOTFOUND if there is none. A
+ * rank whose protected regions are not those of the dataset, in number, ids and
+ * sizes, rejects it (its error text says why): all get STN_ERR_REJECTED or that
+ * rank's own error, regions may be filled in part, and the next call takes the
+ * dataset before it. Collective. */
+int stn_restore(stn_ctx *ctx, char *name, size_t name_size, uint64_t *no);
+
 /* ---- the job ------------------------------------------------------------ */
 
 /* Should the application end? *flag becomes 1 or 0. Collective. */
