@@ -14,15 +14,18 @@ LIBDIR ?= target/release
 OUT := target/examples/$(MPI)
 MPI_ENV := scripts/mpi-env $(MPI)
 SCR_TESTS := test_api test_config test_output test_restart_reject test_current test_halt
-PROGRAMS := $(addprefix $(OUT)/,heat2d heat2d-plain $(SCR_TESTS) serial test_cpp)
+PROGRAMS := $(addprefix $(OUT)/,heat2d heat2d-plain heat2d_regions $(SCR_TESTS) serial test_cpp)
+HEAT_CORE := examples/heat2d_core.c examples/heat2d_core.h
 
 WARN := -Wall -Wextra -Wconversion
 CFLAGS ?= -O2 -g
 CXXFLAGS ?= -O2 -g
 C_ALL := -std=c11 $(WARN) -Iinclude
 CXX_ALL := -std=c++17 $(WARN) -Iinclude
-# The programs find libscr.so beside themselves in target/, wherever that lies.
-LINK := -L$(LIBDIR) -lscr -Wl,-rpath,'$$ORIGIN/../../release'
+# The programs find the libraries beside themselves in target/, wherever that lies.
+LINK_DIR := -L$(LIBDIR) -Wl,-rpath,'$$ORIGIN/../../release'
+LINK := $(LINK_DIR) -lscr
+LINK_NATIVE := $(LINK_DIR) -lstanchion
 
 .DELETE_ON_ERROR:
 .PHONY: help build mpi examples demo test soak bench clean
@@ -47,7 +50,7 @@ endif
 
 # cargo decides what there is to do; only what it rebuilt is linked again.
 ifeq ($(LIBDIR),target/release)
-$(LIBDIR)/libscr.so: build ;
+$(LIBDIR)/libscr.so $(LIBDIR)/libstanchion.so: build ;
 endif
 
 examples: $(PROGRAMS)
@@ -55,11 +58,15 @@ examples: $(PROGRAMS)
 $(OUT):
 	@mkdir -p $@
 
-$(OUT)/heat2d: examples/heat2d.c include/scr.h $(LIBDIR)/libscr.so | $(OUT) mpi
-	$(MPI_ENV) mpicc $(C_ALL) $(CFLAGS) -o $@ $< $(LINK)
+$(OUT)/heat2d: examples/heat2d.c $(HEAT_CORE) include/scr.h $(LIBDIR)/libscr.so | $(OUT) mpi
+	$(MPI_ENV) mpicc $(C_ALL) $(CFLAGS) -o $@ $< examples/heat2d_core.c $(LINK)
 
-$(OUT)/heat2d-plain: examples/heat2d.c | $(OUT) mpi
-	$(MPI_ENV) mpicc $(C_ALL) $(CFLAGS) -DHEAT2D_NO_SCR -o $@ $<
+$(OUT)/heat2d-plain: examples/heat2d.c $(HEAT_CORE) | $(OUT) mpi
+	$(MPI_ENV) mpicc $(C_ALL) $(CFLAGS) -DHEAT2D_NO_SCR -o $@ $< examples/heat2d_core.c
+
+$(OUT)/heat2d_regions: examples/heat2d_regions.c $(HEAT_CORE) include/stanchion.h \
+		$(LIBDIR)/libstanchion.so | $(OUT) mpi
+	$(MPI_ENV) mpicc $(C_ALL) $(CFLAGS) -o $@ $< examples/heat2d_core.c $(LINK_NATIVE)
 
 $(addprefix $(OUT)/,$(SCR_TESTS)): $(OUT)/%: examples/scr/%.c examples/scr/common.c \
 		examples/scr/common.h include/scr.h $(LIBDIR)/libscr.so | $(OUT) mpi

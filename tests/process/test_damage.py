@@ -58,9 +58,12 @@ def datasets_in(agent):
     return sorted(d for d in Path(agent["cache"]).iterdir() if d.is_dir() and d.name[0].isdigit())
 
 
-def cache_damage(lab, kind, nodes, spares=0, scheme="XOR", run_args=()):
-    """Damages the newest dataset on `nodes`, kills all ranks; (run, index, number of the damaged one)."""
-    run = heat(lab, spares=spares, scheme=scheme, run_args=run_args, step_ms=40)
+def cache_damage(lab, kind, nodes, spares=0, scheme="XOR", run_args=(), program="heat2d", pattern="*.heat"):
+    """Damages the newest dataset on `nodes`, kills all ranks; (run, index, number of the damaged one).
+
+    `pattern`: the names of the files that `program` writes.
+    """
+    run = heat(lab, spares=spares, scheme=scheme, run_args=run_args, step_ms=40, program=program)
     at, _ = protected(run, committed(run, 0, 2))
     pids = stop_ranks(run)
     number = newest_protected(run)
@@ -69,10 +72,10 @@ def cache_damage(lab, kind, nodes, spares=0, scheme="XOR", run_args=()):
         agent = run.node(node)
         # What was being written when the ranks were stopped has no certificate.
         dirs = [d for d in datasets_in(agent) if int(d.name.split(".")[0]) <= number]
-        mine = files_of(dirs[-1])
+        mine = files_of(dirs[-1], pattern)
         newest = int(dirs[-1].name.split(".")[0])
         check(newest == number and len(dirs) >= 2, f"node {node} has {dirs}, wanted number {number}")
-        damage(kind, mine[0], mine[1], files_of(dirs[-2])[0])
+        damage(kind, mine[0], mine[1], files_of(dirs[-2], pattern)[0])
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)

@@ -12,11 +12,12 @@ RANKS = 16
 ARGS = ("--nx", "256", "--ny", "256", "--steps", "100", "--every", "10")
 
 
-def heat(lab, run_args=(), spares=3, step_ms=30, mb=0, env=None, steps_args=ARGS, scheme="XOR", within=()):
+def heat(lab, run_args=(), spares=3, step_ms=30, mb=0, env=None, steps_args=ARGS, scheme="XOR", within=(),
+         program="heat2d"):
     """heat2d on 8 nodes, under Stanchion."""
     out = lab.dir / "result"
     more = ("--ckpt-mb", str(mb)) if mb else ()
-    command = lab.mpiexec(RANKS, lab.program("heat2d"), *steps_args, *more, "--step-ms", str(step_ms), "--out", out)
+    command = lab.mpiexec(RANKS, lab.program(program), *steps_args, *more, "--step-ms", str(step_ms), "--out", out)
     run = lab.run("--scheme", scheme, "--set-size", 4, *run_args, command=command, spares=spares, env=env,
                   within=within)
     run.result = out
