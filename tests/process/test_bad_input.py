@@ -279,7 +279,7 @@ def test_unwritable_prefix_during_a_run(lab):
 def test_a_frozen_agent(lab):
     # FM-F5a: silent to the runner and to a second observer: its node is lost, the job goes on.
     run = heat(lab, step_ms=40, spares=1, env={"STANCHION_SILENCE_TIMEOUT_MS": "1500"})
-    at = committed(run, 0)
+    at, _ = protected(run, committed(run, 0))
     agent = run.node(3)
     os.kill(agent["pid"], 19)
     _, lost = run.wait_event("node_lost", after=at)

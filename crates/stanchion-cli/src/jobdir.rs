@@ -374,8 +374,13 @@ mod tests {
         }
     }
 
+    fn no_forks() -> std::sync::RwLockReadGuard<'static, ()> {
+        crate::procs::FORKS.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
     #[test]
     fn the_dead_are_swept_and_the_living_are_not() {
+        let _no_forks = no_forks();
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().join("b");
         let dead = JobDir::create(&base, dir.path(), info()).unwrap();
@@ -399,6 +404,7 @@ mod tests {
 
     #[test]
     fn the_last_agent_of_a_lost_runner_removes_all() {
+        let _no_forks = no_forks();
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().join("b");
         let job = JobDir::create(&base, dir.path(), info()).unwrap();
@@ -418,6 +424,7 @@ mod tests {
 
     #[test]
     fn caches_of_others_are_never_removed() {
+        let _no_forks = no_forks();
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().join("b");
         let job = JobDir::create(&base, dir.path(), info()).unwrap();

@@ -139,6 +139,11 @@ pub fn end_application(job_dir: &Path, grace: Duration) {
     }
 }
 
+/// Between fork and exec a child holds the locks of its parent's files: tests that look at locks read this, a
+/// test that forks writes it.
+#[cfg(test)]
+pub static FORKS: std::sync::RwLock<()> = std::sync::RwLock::new(());
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,6 +159,7 @@ mod tests {
 
     #[test]
     fn sees_its_children_and_ends_them() {
+        let _alone = FORKS.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         let me = std::process::id() as i32;
         let mut child = std::process::Command::new("sleep")
             .arg("600")
