@@ -25,6 +25,12 @@
  *     stn_finalize(ctx);
  *     stn_free(ctx);
  *
+ * The same with memory instead of files
+ *
+ *     stn_protect(ctx, 1, grid, grid_bytes);
+ *     if (have) stn_restore(ctx, name, sizeof name, &no);
+ *     if (need) stn_checkpoint(ctx, name, strlen(name), STN_FLAG_CHECKPOINT, &no);
+ *
  * Ranks. A context is one rank's connection to its node's agent. Nothing here
  * needs MPI, and any subset of a job's processes can be the ranks.
  *
