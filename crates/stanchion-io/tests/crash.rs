@@ -343,3 +343,47 @@ fn what_cannot_be_completed_or_was_overtaken_is_left_alone() {
     Dataset::rotating(4).flush(&prefix_on(&fs), epoch, 1).unwrap();
     left_alone(&fs, &[1, 4]);
 }
+
+#[test]
+fn a_further_attempt_takes_nothing_from_one_that_may_be_completed() {
+    // FM-L3: dataset 3 has begun to replace the files of 2, whose record is gone. Whatever becomes of the next
+    // attempt, also of one with the first one's number, nothing torn is vouched for.
+    let scene = scene();
+    let first = scene.fs.fork();
+    let prefix = prefix_on(&first);
+    scene.third.prepare(&prefix, 1).unwrap();
+    prefix.flush_intend(&scene.third.record(scene.job, scene.epoch), 1).unwrap();
+    prefix.flush_publish(&scene.third.manifests[0], 1, &go_on).unwrap();
+    first.crash(Keep::Nothing);
+    let again = |fs: &FaultyFs, attempt: u32| {
+        let (prefix, before) = (prefix_on(fs), fs.ops());
+        let _ends_somewhere = scene
+            .third
+            .prepare(&prefix, attempt)
+            .and_then(|()| {
+                prefix.flush_intend(&scene.third.record(scene.job, scene.epoch), attempt)
+            })
+            .and_then(|()| scene.third.publish(&prefix, attempt));
+        fs.ops() - before
+    };
+    for attempt in [1, 2] {
+        for step in 0..again(&first.fork(), attempt) {
+            for keep in KEEPS {
+                let fs = first.fork();
+                // What opening the prefix does is not what is looked at.
+                let opened = fs.fork();
+                let (before, _) = (opened.ops(), prefix_on(&opened));
+                fs.plan(opened.ops() - before + step, Fault::Down);
+                again(&fs, attempt);
+                fs.crash(keep);
+                let prefix = prefix_on(&fs);
+                let epoch = prefix.take_epoch().unwrap();
+                prefix.flush_complete(epoch).unwrap();
+                prefix.sweep(&[]).unwrap();
+                let context = format!("attempt {attempt}, step {step}, {keep:?}");
+                let there = assert_index_true(&prefix, &context);
+                assert!(there == [1, 3] || (attempt == 1 && there == [1]), "{context}: {there:?}");
+            }
+        }
+    }
+}

@@ -5,7 +5,7 @@ use crate::api::{Millis, TaskResult, Work};
 use crate::bugs::Bug;
 use stanchion_format::checksum::Crc;
 use stanchion_format::client::FLAG_OUTPUT;
-use stanchion_format::ids::{Key, Level, PeerId, SlotId};
+use stanchion_format::ids::{Incarnation, Key, Level, PeerId, SlotId};
 use stanchion_format::index::{INDEX_VERSION, IndexRecord};
 use stanchion_format::manifest::Manifest;
 use stanchion_format::peer::{Cause, CollId, Contrib, Msg, Record, Report, Times, Trouble};
@@ -13,6 +13,13 @@ use std::collections::{BTreeSet, VecDeque};
 
 /// Attempts to flush a dataset when the job ends.
 const FINISH_ATTEMPTS_MAX: u32 = 3;
+
+/// The number of an attempt. What another incarnation had begun must stay as it is until this one is through: it
+/// may be all that the prefix can be completed from (FM-L3). What is older than a run, the run sweeps.
+fn attempt_number(inc: Incarnation, n: u32) -> u32 {
+    let epoch = (inc.epoch.0 & 0xff) as u32;
+    (epoch << 24) | ((inc.count & 0xfff) << 12) | (n & 0xfff)
+}
 
 /// Which half of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -433,9 +440,10 @@ impl Agent {
         }
         if let Some(key) = root.flush.queue.pop_front() {
             if self.datasets.contains_key(&key) {
+                let inc = self.incarnation();
                 let Some(root) = &mut self.root else { return };
                 root.flush.attempts += 1;
-                let attempt = root.flush.attempts;
+                let attempt = attempt_number(inc, root.flush.attempts);
                 root.flush.active = Some(Active { key, attempt, since: now, ending: false });
                 self.issue(Record::FlushStart(key, attempt));
             }

@@ -18,7 +18,7 @@ use crate::trouble::At;
 type Take<'a> = dyn FnMut(&[u8], u64) -> Result<(), Trouble> + 'a;
 
 /// Reads a file chunk by chunk and hands on what is verified.
-fn verified(
+pub(super) fn verified(
     file: &dyn Handle,
     entry: &FileEntry,
     chunk_bytes: u32,

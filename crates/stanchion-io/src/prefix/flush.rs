@@ -65,6 +65,7 @@ impl Prefix {
         self.refuse_collisions(m)?;
         self.refuse_other_content(m)?;
         self.remove_other_attempts(m, attempt)?;
+        self.withdraw_intent(m.key, attempt)?;
         if self.fs.free().at(DIR)?.is_some_and(|free| m.bytes() > free) {
             return Err(Trouble::new(Cause::NoSpace).file(self.root.display().to_string()));
         }

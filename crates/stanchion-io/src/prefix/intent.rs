@@ -14,10 +14,11 @@ use stanchion_format::limits;
 use stanchion_format::manifest::Manifest;
 use stanchion_format::peer::{Cause, Trouble};
 
+use super::fetch::verified;
 use super::flush::{claims_dir, staged};
 use super::records::plausible;
 use super::{Prefix, json, parse_attempt_dir};
-use crate::fs;
+use crate::fs::{self, How};
 use crate::trouble::At;
 
 fn intent_file(key: Key, attempt: u32) -> String {
@@ -73,6 +74,16 @@ impl Prefix {
         Ok(completed)
     }
 
+    /// An attempt that is begun again cannot be completed from what the first one said.
+    pub(super) fn withdraw_intent(&self, key: Key, attempt: u32) -> Result<(), Trouble> {
+        if !self.intended(key, attempt) {
+            return Ok(());
+        }
+        let file = intent_file(key, attempt);
+        fs::gone_is_fine(self.fs.unlink(Path::new(&file))).at(file.as_str())?;
+        self.sync_parent(&file)
+    }
+
     /// Did this attempt come so far that it may be completed?
     pub(super) fn intended(&self, key: Key, attempt: u32) -> bool {
         self.fs.stat(Path::new(&intent_file(key, attempt))).is_ok()
@@ -116,18 +127,13 @@ impl Prefix {
         Ok(Some(manifests))
     }
 
-    /// Is every file there, under one of its names? Asked for all slots before anything is renamed.
+    /// Is every file there and whole, under one of its names? Asked for all slots before anything is renamed.
     fn is_whole(&self, m: &Manifest, attempt: u32, buf: &mut Vec<u8>) -> Result<(), Trouble> {
         for entry in &m.files {
             let place = staged(m.key, attempt, &entry.path);
-            match self.fs.stat(&place) {
-                // Synced before the intent was written; a restart verifies every byte anyway.
-                Ok(stat) if stat.bytes == entry.bytes => {}
-                Ok(stat) => {
-                    let size = Cause::Size { want: entry.bytes, have: stat.bytes };
-                    return Err(Trouble::new(size).file(&entry.path));
-                }
-                Err(Errno::NOENT) => self.check_file(m, entry, buf, &mut |_| {})?,
+            match self.fs.open(&place, How::Read) {
+                Ok(file) => verified(&*file, entry, m.chunk_bytes, buf, &mut |_, _| Ok(()))?,
+                Err(Errno::NOENT | Errno::NOTDIR) => self.check_file(m, entry, buf, &mut |_| {})?,
                 Err(e) => return Err(e).at(entry.path.as_str()),
             }
         }
