@@ -54,6 +54,11 @@ def run_one(name, fn, mpi, seconds):
         return "SKIP", str(why)
     except harness.Failed as why:
         return "FAIL", str(why)
+    except Deadline as why:
+        # Who hangs, and what it said last.
+        words = "".join(run.text[-3000:] for run in lab.runs[-1:])
+        living = "\n".join(f"{pid} {command}" for pid, command in lab.processes())
+        return "FAIL", f"{why}; its words:\n{words}\nits processes:\n{living}\n{traceback.format_exc()}"
     except Exception:
         return "FAIL", traceback.format_exc()
     finally:
