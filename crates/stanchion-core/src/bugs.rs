@@ -34,6 +34,8 @@ pub enum Bug {
     SilentFreshStart,
     /// FM-S13: a decided collective is decided again when a vote is repeated.
     DecideAgain,
+    /// FM-S17: what waits for its flush is evicted.
+    EvictBeforeFlush,
 }
 
 /// Which bugs are switched on.

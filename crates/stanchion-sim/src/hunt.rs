@@ -76,6 +76,7 @@ pub const BUGS: &[stanchion_core::bugs::Bug] = {
         IndexBeforePublish,
         SilentFreshStart,
         DecideAgain,
+        EvictBeforeFlush,
     ]
 };
 

@@ -3,7 +3,7 @@
 use crate::app::State;
 use crate::world::{CtrlId, World};
 use stanchion_core::api::{AgentAction, ControllerAction, Notice, Outcome};
-use stanchion_format::client::{Answer, FLAG_CHECKPOINT};
+use stanchion_format::client::{Answer, FLAG_CHECKPOINT, FLAG_OUTPUT};
 use stanchion_format::ids::{AgentId, Epoch, Incarnation, Key, Level, PeerId, RankId, SlotId};
 use stanchion_format::layout::Scheme;
 use stanchion_format::peer::{Cause, DatasetInfo, Msg, Plan, Record, Report};
@@ -48,6 +48,8 @@ pub struct Promise {
     pub protected: bool,
     /// `persistent` was said.
     pub persistent: bool,
+    /// Its flush was said to have failed.
+    pub flush_failed: bool,
     /// Slots whose nodes were lost since it was protected last.
     pub lost: BTreeSet<SlotId>,
     /// Slots whose bytes in the cache were damaged.
@@ -242,6 +244,10 @@ impl World {
         if self.judge.lost.contains(&id) {
             return;
         }
+        if let Some(key) = keys.iter().find(|key| self.waits_for_flush(**key)) {
+            let text = format!("agent {id} evicts {key}, which waits for its flush");
+            return self.violate("FM-S17", text);
+        }
         // Damage that nobody has seen yet cannot hold an agent; what is known to be damaged need not.
         let before = [self.expected(true), self.expected_unharmed()];
         for key in keys {
@@ -260,6 +266,22 @@ impl World {
             );
             self.violate("FM-S6", text);
         }
+    }
+
+    /// FM-S17: is the dataset one of the running incarnation that policy wants in the prefix, and not there yet?
+    fn waits_for_flush(&self, key: Key) -> bool {
+        let (Some(plan), Some(p)) = (&self.judge.plan, self.judge.promises.get(&key)) else {
+            return false;
+        };
+        let every = self.sc.settings.number("flush_every");
+        let kth = p.checkpoint() && every > 0 && key.no.0.is_multiple_of(every);
+        let (mine, output) = (key.inc == plan.inc, p.info.flags & FLAG_OUTPUT != 0);
+        let wanted =
+            mine && kth || output && (mine || plan.ledger.iter().any(|e| e.info.key == key));
+        // The report of a root that died may not have been heard.
+        let withdrawn = self.prefix.withdrawn.contains(&key);
+        let there = p.persistent || withdrawn || self.prefix.index.contains_key(&key);
+        p.said && wanted && !there && !p.flush_failed
     }
 
     fn judge_dropped(&mut self, key: Key) {
@@ -299,6 +321,7 @@ impl World {
             cached: false,
             protected: false,
             persistent: false,
+            flush_failed: false,
             lost,
             rotten: BTreeSet::new(),
             prefix_rot: false,
@@ -342,6 +365,11 @@ impl World {
             Report::Dropped(key, _) => self.judge_dropped(*key),
             Report::RestartDone(_) => self.judge.verified.clear(),
             Report::Level(key, level, _) => self.judge_level(inc, *key, *level),
+            Report::FlushFailed(key, _) => {
+                if let Some(p) = self.judge.promises.get_mut(key) {
+                    p.flush_failed = true;
+                }
+            }
             Report::Forgotten(key) => {
                 self.judge.promises.remove(key);
             }

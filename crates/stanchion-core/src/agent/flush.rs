@@ -4,7 +4,6 @@ use super::{Agent, Phase, TaskFor};
 use crate::api::{Millis, TaskResult, Work};
 use crate::bugs::Bug;
 use stanchion_format::checksum::Crc;
-use stanchion_format::client::FLAG_OUTPUT;
 use stanchion_format::ids::{Incarnation, Key, Level, PeerId, SlotId};
 use stanchion_format::index::{INDEX_VERSION, IndexRecord};
 use stanchion_format::manifest::Manifest;
@@ -20,6 +19,9 @@ fn attempt_number(inc: Incarnation, n: u32) -> u32 {
     let epoch = (inc.epoch.0 & 0xff) as u32;
     (epoch << 24) | ((inc.count & 0xfff) << 12) | (n & 0xfff)
 }
+
+/// The attempt of a flush that was given up before it began; attempts count from 1.
+const NEVER_STARTED: u32 = 0;
 
 /// Which half of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -216,11 +218,20 @@ impl Agent {
     }
 
     pub(super) fn flush_started(&mut self, key: Key, attempt: u32) {
-        if let Some(dataset) = self.datasets.get_mut(&key) {
-            dataset.flush.active = Some((attempt, Step::Prepare));
-            dataset.flush.trouble = None;
+        match self.datasets.get_mut(&key) {
+            Some(dataset) => {
+                dataset.flush.active = Some((attempt, Step::Prepare));
+                dataset.flush.trouble = None;
+                self.flush_tasks();
+            }
+            // FM-S12: nobody waits for the part of one that has nothing of it.
+            None => {
+                let coll = self.coll(CollId::FlushPrepare(key, attempt));
+                coll.own.trouble = Some(Trouble::new(Cause::Missing));
+                coll.own_done = true;
+                self.advance(CollId::FlushPrepare(key, attempt));
+            }
         }
-        self.flush_tasks();
     }
 
     pub(super) fn flush_publishing(&mut self, key: Key, attempt: u32) {
@@ -236,12 +247,17 @@ impl Agent {
             // whole: they go when the dataset has its record (FM-L3).
             let publishing = matches!(dataset.flush.active, Some((_, Step::Publish)));
             dataset.flush = FlushState::default();
-            if !publishing {
+            dataset.flush_wanted = false;
+            if !publishing && attempt != NEVER_STARTED {
                 self.run(TaskFor::Nothing, Work::FlushAbort { key, attempt });
             }
         }
         if self.root.is_some() {
-            self.root_flush_failed(key, trouble);
+            if attempt == NEVER_STARTED {
+                self.report(Report::FlushFailed(key, trouble));
+            } else {
+                self.root_flush_failed(key, trouble);
+            }
         }
         self.evict();
     }
@@ -312,7 +328,7 @@ impl Agent {
     pub(super) fn give_up_queued_flushes(&mut self) {
         let queued = self.root.as_mut().map(|r| std::mem::take(&mut r.flush.queue));
         for key in queued.into_iter().flatten() {
-            self.report(Report::FlushFailed(key, Trouble::new(Cause::Timeout)));
+            self.issue(Record::FlushAbort(key, NEVER_STARTED, Trouble::new(Cause::Timeout)));
         }
     }
 
@@ -439,7 +455,10 @@ impl Agent {
             return;
         }
         if let Some(key) = root.flush.queue.pop_front() {
-            if self.datasets.contains_key(&key) {
+            if !self.datasets.contains_key(&key) {
+                // It was forgotten (`stn_drop`): FM-S17 keeps what is wanted.
+                self.report(Report::FlushFailed(key, Trouble::new(Cause::NoDataset)));
+            } else {
                 let inc = self.incarnation();
                 let Some(root) = &mut self.root else { return };
                 root.flush.attempts += 1;
@@ -463,7 +482,7 @@ impl Agent {
         let outputs: Vec<Key> = self
             .datasets
             .iter()
-            .filter(|(_, d)| d.cached && d.info.flags & FLAG_OUTPUT != 0)
+            .filter(|(_, d)| d.cached && d.is_output())
             .map(|(k, _)| *k)
             .collect();
         let Some(root) = &mut self.root else { return };

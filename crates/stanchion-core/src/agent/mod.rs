@@ -21,7 +21,7 @@ mod root;
 use crate::api::{AgentAction, AgentEvent, Millis, Now, TaskResult, Work};
 use crate::bugs::{Bug, Bugs};
 use crate::tree::Tree;
-use stanchion_format::client::FLAG_CHECKPOINT;
+use stanchion_format::client::{FLAG_CHECKPOINT, FLAG_OUTPUT};
 use stanchion_format::config::Settings;
 use stanchion_format::ids::{
     AgentId, Epoch, Incarnation, JobId, Key, Level, PeerId, SlotId, StripeId, TaskId,
@@ -130,11 +130,15 @@ struct Dataset {
     /// Why this agent cannot stand for its part (directories could not be made).
     trouble: Option<Trouble>,
     flush: flush::FlushState,
+    /// The prefix is to get it (an output, or a checkpoint whose turn it is) and it stays until it has, or until
+    /// its flush has failed or was given up (FM-S17). The same on all agents: records alone change it.
+    flush_wanted: bool,
 }
 
 impl Dataset {
     fn new(info: DatasetInfo) -> Dataset {
         Dataset {
+            flush_wanted: info.flags & FLAG_OUTPUT != 0,
             info,
             certified: false,
             cached: false,
@@ -160,6 +164,15 @@ impl Dataset {
 
     fn is_checkpoint(&self) -> bool {
         self.info.flags & FLAG_CHECKPOINT != 0
+    }
+
+    fn is_output(&self) -> bool {
+        self.info.flags & FLAG_OUTPUT != 0
+    }
+
+    /// Must it stay for the way to the prefix?
+    fn waits_for_flush(&self) -> bool {
+        self.flush_wanted && !self.levels.contains(&Level::Persistent)
     }
 
     /// The number of chunks of each member, from the manifests; `None` while one is missing.
@@ -411,6 +424,8 @@ impl Agent {
         }
         for dataset in self.datasets.values_mut() {
             dataset.flush = flush::FlushState::default();
+            // The next incarnation's root queues the outputs again, and nothing else.
+            dataset.flush_wanted = dataset.is_output();
             dataset.protect_since = None;
             dataset.protect_voted = false;
             for part in dataset.slots.values_mut() {

@@ -239,6 +239,7 @@ impl Agent {
             self.ranks.close_dataset();
         }
         let now = self.now.mono;
+        let every = self.settings().number("flush_every");
         // Where no rank runs nobody waited for the begin: its announcement may have been lost on the way.
         let idle: Vec<_> =
             self.my_slots().into_iter().filter(|slot| !self.ranks.any_on(*slot)).collect();
@@ -250,6 +251,8 @@ impl Agent {
             dataset.cached = true;
             dataset.levels.insert(Level::Cached);
             dataset.protect_since = Some(now);
+            let kth = dataset.is_checkpoint() && every > 0 && key.no.0.is_multiple_of(every);
+            dataset.flush_wanted = dataset.is_output() || kth;
         }
         self.root_committed(key);
         if self.bug(Bug::EvictBeforeProtected) {
@@ -289,7 +292,7 @@ impl Agent {
     }
 
     /// FM-S6: a checkpoint goes only when it is neither the newest, nor the newest protected, nor one of
-    /// those to keep; outputs go when they are persistent. What is being flushed stays.
+    /// those to keep; outputs go when they are persistent. FM-S17: what is to be flushed stays.
     pub(super) fn evict(&mut self) {
         let keep = usize::try_from(self.settings().number("cache_datasets")).unwrap_or(usize::MAX);
         let restart = self.pinned_restart();
@@ -317,7 +320,8 @@ impl Agent {
         }
         gone.retain(|k| {
             let d = &self.datasets[k];
-            Some(*k) != restart && !d.flush.busy() && !d.protecting()
+            let waits = d.waits_for_flush() && !self.bug(Bug::EvictBeforeFlush);
+            Some(*k) != restart && !d.flush.busy() && !waits && !d.protecting()
         });
         self.remove(gone);
     }

@@ -564,12 +564,7 @@ impl Agent {
         if self.root.is_none() {
             return;
         }
-        let every = self.settings().number("flush_every");
-        let Some(dataset) = self.datasets.get(&key) else { return };
-        let output = dataset.info.flags & FLAG_OUTPUT != 0;
-        let kth = dataset.is_checkpoint() && every > 0 && key.no.0.is_multiple_of(every);
-        let mine = key.inc == self.incarnation();
-        if output || (kth && mine) {
+        if self.datasets.get(&key).is_some_and(|d| d.flush_wanted) {
             self.queue_flush(key);
         }
     }
@@ -582,7 +577,7 @@ impl Agent {
         let outputs: BTreeSet<Key> = self
             .datasets
             .iter()
-            .filter(|(_, d)| d.info.flags & FLAG_OUTPUT != 0 && d.cached)
+            .filter(|(_, d)| d.is_output() && d.cached)
             .map(|(k, _)| *k)
             .collect();
         for key in outputs {
