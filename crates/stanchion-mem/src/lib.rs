@@ -1,0 +1,2 @@
+//! Memory: extents that an agent and its ranks share.
+
