@@ -2,18 +2,20 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use stanchion_core::agent::{Agent, AgentConfig};
-use stanchion_core::api::{AgentAction, AgentEvent, Now};
+use stanchion_core::api::{AgentAction, AgentEvent, ConnId, Now};
 use stanchion_core::bugs::Bugs;
 use stanchion_core::controller::{ControllerConfig, Purpose, Status};
+use stanchion_format::client::{Answer, Code, MemoryAt};
 use stanchion_format::config::Settings;
-use stanchion_format::ids::{AgentId, JobId, PeerId};
-use stanchion_format::limits::TEXT_BYTES_MAX;
+use stanchion_format::ids::{AgentId, ExtentId, JobId, Key, PeerId, RankId, SlotId};
+use stanchion_format::limits::{EXTENTS_PER_ANSWER_MAX, PARTS_PER_ANSWER_MAX, TEXT_BYTES_MAX};
 use stanchion_format::peer::{AgentAddr, Msg, Severity, Trouble};
 use stanchion_io::cache::Cache;
 use tokio::sync::{mpsc, watch};
@@ -26,6 +28,7 @@ use crate::lead::LeadConfig;
 use crate::link::{Credentials, Gate, GateError, LinkEvent, LinkId, Links, Tuning};
 use crate::mind::{AgentMind, Clock};
 use crate::orphans::{End, OrphanError, lead_orphans};
+use crate::pool::Pool;
 use crate::ranks::{Ranks, RanksError};
 use crate::secret::Secret;
 
@@ -55,6 +58,8 @@ pub struct AgentOptions {
     pub cache: PathBuf,
     /// The persistent directory: absolute.
     pub prefix: PathBuf,
+    /// Shared memory for datasets, bytes.
+    pub pool_bytes_max: u64,
     /// The job's settings.
     pub settings: Settings,
 }
@@ -106,6 +111,7 @@ pub fn run(options: AgentOptions, ready: impl FnOnce(ReadyInfo)) -> Result<(), A
         cache: text(&options.cache)?,
         prefix: text(&options.prefix)?,
         settings: options.settings.clone(),
+        pool_bytes_max: options.pool_bytes_max,
         bugs: Bugs::default(),
     };
     let terminate = || async {
@@ -141,15 +147,21 @@ where
         0 => u64::MAX,
         max => max,
     };
-    let cache = Cache::open(&options.cache, bytes_max)
+    let mut cache = Cache::open(&options.cache, bytes_max)
         .map_err(|trouble| AgentError::Cache(options.cache.clone(), trouble))?;
+    let (memory_to, memory) = mpsc::unbounded_channel();
+    let freed = memory_to.clone();
+    cache.on_freed(Box::new(move |id| {
+        // If nobody listens any more, the process is ending.
+        let _ = freed.send(AgentEvent::Released(vec![id]));
+    }));
     let cache = Arc::new(cache);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(AgentError::System)?;
     let ended = runtime.block_on(async {
-        let daemon = Daemon::start(&options, cache.clone(), mind).await;
+        let daemon = Daemon::start(&options, cache.clone(), (memory_to, memory), mind).await;
         match daemon {
             Ok((daemon, sources, addr)) => {
                 ready(ReadyInfo { addr, pid: std::process::id() });
@@ -179,7 +191,11 @@ struct Sources {
     links: mpsc::Receiver<LinkEvent>,
     ranks: mpsc::Receiver<AgentEvent>,
     results: mpsc::UnboundedReceiver<Done>,
+    memory: mpsc::UnboundedReceiver<AgentEvent>,
 }
+
+/// What happens to the pool's memory: where it is told, and where it is heard.
+type MemoryEvents = (mpsc::UnboundedSender<AgentEvent>, mpsc::UnboundedReceiver<AgentEvent>);
 
 struct Daemon<M> {
     mind: M,
@@ -188,6 +204,8 @@ struct Daemon<M> {
     links: Links,
     ranks: Ranks,
     bulk: Bulk,
+    pool: Pool,
+    cache: Arc<Cache>,
     gate: tokio::task::AbortHandle,
     /// By which link the controller spoke, while its message is being handled.
     answering: Option<LinkId>,
@@ -209,6 +227,7 @@ impl<M: AgentMind> Daemon<M> {
     async fn start(
         options: &AgentOptions,
         cache: Arc<Cache>,
+        (memory_to, memory): MemoryEvents,
         mind: impl FnOnce(Now) -> M,
     ) -> Result<(Daemon<M>, Sources, SocketAddr), AgentError> {
         let settings = options.settings.clone();
@@ -223,7 +242,7 @@ impl<M: AgentMind> Daemon<M> {
         let (results_to, results) = mpsc::unbounded_channel();
         let bulk = BulkConfig {
             me: options.id,
-            cache,
+            cache: cache.clone(),
             prefix: options.prefix.clone(),
             who: who.clone(),
             io_threads: usize::try_from(settings.number("io_threads")).unwrap_or(1),
@@ -231,6 +250,7 @@ impl<M: AgentMind> Daemon<M> {
             stall: silence,
         };
         let bulk = Bulk::start(bulk, results_to).map_err(AgentError::System)?;
+        let pool = Pool::start(memory_to).map_err(AgentError::System)?;
         let gate = Gate::listen(options.listen).await?;
         let addr = gate.address();
         let (links, link_events) = Links::new(who.clone(), tuning);
@@ -246,6 +266,8 @@ impl<M: AgentMind> Daemon<M> {
             links,
             ranks,
             bulk,
+            pool,
+            cache,
             gate,
             answering: None,
             lead: None,
@@ -253,7 +275,7 @@ impl<M: AgentMind> Daemon<M> {
             prefix: options.prefix.clone(),
             settings,
         };
-        Ok((daemon, Sources { links: link_events, ranks: ranks_from, results }, addr))
+        Ok((daemon, Sources { links: link_events, ranks: ranks_from, results, memory }, addr))
     }
 
     async fn serve(
@@ -271,6 +293,7 @@ impl<M: AgentMind> Daemon<M> {
                 Some(event) = from.links.recv() => self.link(event),
                 Some(event) = from.ranks.recv() => self.step(event),
                 Some(done) = from.results.recv() => self.done(done),
+                Some(event) = from.memory.recv() => self.step(event),
                 led = async { self.lead.as_mut().expect("checked").await }, if self.lead.is_some() => {
                     self.lead = None;
                     match led {
@@ -356,7 +379,21 @@ impl<M: AgentMind> Daemon<M> {
                 self.links.set_addresses(&agents);
                 self.bulk.set_addresses(&agents);
             }
-            AgentAction::Answer { conn, answer } => self.ranks.answer(conn, *answer),
+            AgentAction::Answer { conn, answer } => self.answer(conn, *answer),
+            AgentAction::Grow(extents) => self.pool.grow(extents),
+            AgentAction::Retire(ids) => self.pool.retire(ids),
+            AgentAction::Keep { key, slot, rank, files } => {
+                for (file, bytes) in files {
+                    let extent = |id| self.pool.memory(id);
+                    if let Err(cause) = self.cache.keep((key, slot, rank), &file, bytes, extent) {
+                        // Its `Stat` fails, and the vote with it.
+                        warn!(%key, %rank, path = file.path, %cause, "a file in memory cannot be kept");
+                    }
+                }
+            }
+            AgentAction::OpenMemory { conn, key, slot, rank, path, from } => {
+                self.open_memory(conn, (key, slot, rank), &path, from);
+            }
             AgentAction::Run { task, work } => self.bulk.run(task, work),
             AgentAction::CancelAll => self.bulk.cancel_all(),
             AgentAction::Publish(manifest) => self.bulk.publish(manifest),
@@ -367,6 +404,45 @@ impl<M: AgentMind> Daemon<M> {
             AgentAction::Exit => return Flow::Leave,
         }
         Flow::On
+    }
+
+    /// Descriptors go with the answers that need them.
+    fn answer(&self, conn: ConnId, answer: Answer) {
+        let fds = match &answer {
+            Answer::Lent(lent) => self.pool.writers(lent),
+            _ => Ok(Vec::new()),
+        };
+        self.answer_with(conn, answer, fds);
+    }
+
+    fn answer_with(&self, conn: ConnId, answer: Answer, fds: std::io::Result<Vec<OwnedFd>>) {
+        match fds {
+            Ok(fds) => self.ranks.answer(conn, answer, fds),
+            Err(error) => {
+                warn!(conn = conn.0, %error, "no descriptors for a rank");
+                let text = format!("the agent has no descriptors for shared memory: {error}");
+                self.ranks.answer(conn, Answer::Failed { code: Code::Space, text }, Vec::new());
+            }
+        }
+    }
+
+    fn open_memory(&self, conn: ConnId, whose: (Key, SlotId, RankId), path: &str, from: u64) {
+        let pieces = self.cache.pieces(whose, path, from, PARTS_PER_ANSWER_MAX);
+        let mut ids: Vec<ExtentId> = Vec::new();
+        let mut parts = Vec::new();
+        for (id, offset, bytes) in pieces.unwrap_or_default() {
+            let known = ids.iter().position(|i| *i == id);
+            if known.is_none() && ids.len() >= EXTENTS_PER_ANSWER_MAX {
+                break;
+            }
+            let fd = known.unwrap_or_else(|| {
+                ids.push(id);
+                ids.len() - 1
+            });
+            parts.push(MemoryAt { bytes, fd: fd as u32, offset });
+        }
+        let fds = ids.iter().map(|id| self.pool.reader(*id)).collect();
+        self.answer_with(conn, Answer::Memory(parts), fds);
     }
 
     fn log(&self, severity: Severity, mut text: String) {

@@ -15,5 +15,6 @@ pub mod lead;
 pub mod link;
 pub mod mind;
 pub mod orphans;
+mod pool;
 pub mod ranks;
 pub mod secret;

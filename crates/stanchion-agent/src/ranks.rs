@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -32,6 +32,8 @@ const CONNECTIONS_MAX: usize = 16_384;
 const FRAME_DEADLINE: Duration = Duration::from_secs(60);
 /// A process that was killed is gone by then, or hangs in the kernel.
 const KILL_DEADLINE: Duration = Duration::from_secs(5);
+/// From the end of a connection to that of its process, if it is ending.
+const EXIT_PAUSE: Duration = Duration::from_millis(200);
 /// Pause when the system gives no new connection (too many open files).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -92,8 +94,8 @@ struct Table {
 
 struct Conn {
     pidfd: Option<Arc<OwnedFd>>,
-    /// Where the outstanding request waits.
-    answer: Option<oneshot::Sender<Answer>>,
+    /// Where the outstanding request waits; descriptors that go with the answer.
+    answer: Option<oneshot::Sender<(Answer, Vec<OwnedFd>)>>,
     end: Arc<Notify>,
 }
 
@@ -117,11 +119,11 @@ impl Ranks {
     }
 
     /// Answers a rank's outstanding request; without one, nothing happens.
-    pub fn answer(&self, conn: ConnId, answer: Answer) {
+    pub fn answer(&self, conn: ConnId, answer: Answer, fds: Vec<OwnedFd>) {
         let waiting = self.inside.table().conns.get_mut(&conn).and_then(|c| c.answer.take());
         match waiting {
             // A rank that is gone in this moment needs no answer.
-            Some(waiting) => drop(waiting.send(answer)),
+            Some(waiting) => drop(waiting.send((answer, fds))),
             None => debug!(?conn, "an answer without a request"),
         }
     }
@@ -268,10 +270,11 @@ async fn connection(
         warn!(conn = id.0, %why, "a rank's connection is closed");
         let text = why.to_string();
         let answer = Answer::Failed { code: Code::Protocol, text };
-        let told = send(&mut stream, &answer);
+        let told = send(&mut stream, &answer, &[]);
         let _ = tokio::time::timeout(KILL_DEADLINE, told).await;
     }
     drop(stream);
+    let (known, gone) = (pidfd.is_some(), exited(pidfd.clone()));
     if matches!(why, Closed::Ended) && pidfd.is_some() {
         let gone = tokio::time::timeout(KILL_DEADLINE, exited(pidfd)).await;
         if gone.is_err() {
@@ -279,8 +282,10 @@ async fn connection(
         }
     }
     inside.table().conns.remove(&id);
+    // A socket closes a little before its process has ended.
+    let exited = known && tokio::time::timeout(EXIT_PAUSE, gone).await.is_ok();
     // If nobody listens any more, the process is ending.
-    let _ = inside.events.send(AgentEvent::RankGone(id)).await;
+    let _ = inside.events.send(AgentEvent::RankGone { conn: id, exited }).await;
 }
 
 /// Ends when the process does; never for one that cannot be named.
@@ -307,11 +312,11 @@ async fn serve(inside: &Inside, id: ConnId, stream: &mut UnixStream) -> Result<(
         if inside.events.send(AgentEvent::RankRequest { conn: id, request }).await.is_err() {
             return Err(Closed::Ended);
         }
-        let answer = tokio::select! {
+        let (answer, fds) = tokio::select! {
             answer = answer => answer.map_err(|_| Closed::Ended)?,
             broken = interrupted(stream) => return Err(broken),
         };
-        let sent = tokio::time::timeout(FRAME_DEADLINE, send(stream, &answer)).await;
+        let sent = tokio::time::timeout(FRAME_DEADLINE, send(stream, &answer, &fds)).await;
         sent.map_err(|_| Closed::Deadline)??;
     }
     Ok(())
@@ -349,7 +354,7 @@ async fn receive(stream: &mut UnixStream) -> Result<Option<Request>, Closed> {
     request.map_err(|_| Closed::Deadline)?.map(Some)
 }
 
-async fn send(stream: &mut UnixStream, answer: &Answer) -> Result<(), Closed> {
+async fn send(stream: &mut UnixStream, answer: &Answer, fds: &[OwnedFd]) -> Result<(), Closed> {
     let frame = match frame::encode(KIND_ANSWER, answer, CLIENT_FRAME_BYTES_MAX) {
         Ok(frame) => frame,
         Err(error) => {
@@ -358,6 +363,24 @@ async fn send(stream: &mut UnixStream, answer: &Answer) -> Result<(), Closed> {
             frame::encode(KIND_ANSWER, &failed, CLIENT_FRAME_BYTES_MAX)?
         }
     };
-    stream.write_all(&frame).await?;
+    if fds.is_empty() {
+        stream.write_all(&frame).await?;
+        return Ok(());
+    }
+    let all: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    let mut done = 0;
+    while done < frame.len() {
+        stream.writable().await?;
+        // The descriptors go with the first byte.
+        let now: &[BorrowedFd<'_>] = if done == 0 { &all } else { &[] };
+        let sent = stream.try_io(Interest::WRITABLE, || {
+            Ok(stanchion_mem::fds::send(&*stream, &frame[done..], now)?)
+        });
+        match sent {
+            Ok(n) => done += n,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
     Ok(())
 }

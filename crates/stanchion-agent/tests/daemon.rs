@@ -73,7 +73,7 @@ fn usual(event: &AgentEvent) -> Vec<AgentAction> {
         AgentEvent::RankRequest { conn, .. } => {
             vec![AgentAction::Answer { conn: *conn, answer: Box::new(Answer::Flag(true)) }]
         }
-        AgentEvent::RankGone(_) => vec![AgentAction::Log(Severity::Warn, "rank gone".into())],
+        AgentEvent::RankGone { .. } => vec![AgentAction::Log(Severity::Warn, "rank gone".into())],
         AgentEvent::Message { msg: Msg::Shutdown(_), .. } => vec![AgentAction::Exit],
         _ => Vec::new(),
     }
@@ -103,6 +103,7 @@ fn options(id: u32, dir: &Path) -> AgentOptions {
         socket: dir.join(format!("run{id}/agent")),
         cache: dir.join(format!("cache{id}")),
         prefix: dir.join("prefix"),
+        pool_bytes_max: 64 << 20,
         settings: Settings::default(),
     }
 }

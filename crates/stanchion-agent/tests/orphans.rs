@@ -103,6 +103,7 @@ async fn start(id: u32, dir: &Path) -> Node {
         socket: dir.join(format!("run{id}/agent")),
         cache: dir.join(format!("cache{id}")),
         prefix: dir.join("prefix"),
+        pool_bytes_max: 64 << 20,
         settings: settings(),
     };
     let (cache, socket) = (options.cache.clone(), options.socket.clone());
@@ -112,6 +113,7 @@ async fn start(id: u32, dir: &Path) -> Node {
         cache: cache.to_str().unwrap().into(),
         prefix: options.prefix.to_str().unwrap().into(),
         settings: settings(),
+        pool_bytes_max: options.pool_bytes_max,
         bugs: Bugs::default(),
     };
     let (ready_to, ready) = oneshot::channel();

@@ -50,7 +50,7 @@ impl Fixture {
 
     async fn gone(&mut self, want: ConnId) {
         match self.next().await {
-            AgentEvent::RankGone(conn) => assert_eq!(conn, want),
+            AgentEvent::RankGone { conn, .. } => assert_eq!(conn, want),
             other => panic!("an end is expected, not {other:?}"),
         }
     }
@@ -96,12 +96,12 @@ async fn each_request_gets_its_answer() {
     });
     let (conn, request) = f.request().await;
     assert_eq!(request, warn("one"));
-    f.ranks.answer(conn, Answer::Flag(true));
+    f.ranks.answer(conn, Answer::Flag(true), Vec::new());
     let (again, request) = f.request().await;
     assert_eq!((again, request), (conn, warn("two")));
-    f.ranks.answer(conn, Answer::Ok);
+    f.ranks.answer(conn, Answer::Ok, Vec::new());
     // One that nobody waits for is dropped.
-    f.ranks.answer(ConnId(99), Answer::Ok);
+    f.ranks.answer(ConnId(99), Answer::Ok, Vec::new());
     f.gone(conn).await;
     rank.join().unwrap();
     let socket = f.socket.clone();
@@ -133,7 +133,7 @@ async fn what_violates_the_protocol_is_told_and_closed() {
             let _ = stream.read_to_end(&mut rest);
             assert!(rest.is_empty());
         });
-        assert!(matches!(f.next().await, AgentEvent::RankGone(_)));
+        assert!(matches!(f.next().await, AgentEvent::RankGone { .. }));
         rank.join().unwrap();
     }
 }
@@ -219,7 +219,7 @@ async fn another_users_process_is_refused() {
     });
     let (conn, request) = f.request().await;
     assert_eq!(request, warn("mine"));
-    f.ranks.answer(conn, Answer::Ok);
+    f.ranks.answer(conn, Answer::Ok, Vec::new());
     tokio::task::spawn_blocking(move || rank.join().unwrap()).await.unwrap();
 }
 
@@ -255,10 +255,10 @@ async fn ranks_are_ended_by_the_kernel_and_only_those_that_are_meant() {
     let mut f = fixture();
     let mut first = start_child(&f, "waits");
     let (one, _) = f.request().await;
-    f.ranks.answer(one, Answer::Ok);
+    f.ranks.answer(one, Answer::Ok, Vec::new());
     let mut second = start_child(&f, "waits");
     let (two, _) = f.request().await;
-    f.ranks.answer(two, Answer::Ok);
+    f.ranks.answer(two, Answer::Ok, Vec::new());
     f.ranks.end(&[one]);
     f.gone(one).await;
     assert_eq!(first.wait().unwrap().signal(), Some(9));
@@ -275,7 +275,7 @@ async fn a_rank_is_gone_when_its_process_is_though_its_child_holds_the_socket() 
     let mut f = fixture();
     let mut child = start_child(&f, "leaves_heir");
     let (conn, _) = f.request().await;
-    f.ranks.answer(conn, Answer::Ok);
+    f.ranks.answer(conn, Answer::Ok, Vec::new());
     // The heir keeps the pipe open as well: its line is read, not the end of the file.
     let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
     let heir = tokio::task::spawn_blocking(move || {

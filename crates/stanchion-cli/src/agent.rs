@@ -21,6 +21,9 @@ pub const SOCKET: &str = "agent.sock";
 /// Longest line of options, bytes.
 const OPTIONS_BYTES_MAX: u64 = 8 << 20;
 
+/// What is taken to be free where the system does not tell, bytes.
+const POOL_BYTES_UNKNOWN: u64 = 2 << 30;
+
 /// What the runner tells an agent through its standard input: nobody else can read it there.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Options {
@@ -38,6 +41,8 @@ pub struct Options {
     pub cache: PathBuf,
     /// Its directory: socket, log.
     pub root: PathBuf,
+    /// Agents on this machine.
+    pub agents_here: u32,
     /// The job's settings that differ from the defaults.
     pub settings: Vec<(String, String)>,
 }
@@ -135,9 +140,26 @@ fn read_options() -> anyhow::Result<Started> {
         socket: options.root.join(SOCKET),
         cache: options.cache,
         prefix: options.prefix,
+        pool_bytes_max: pool_bytes_max(&settings, options.agents_here),
         settings: settings.clone(),
     };
     Ok(Started { daemon, root: options.root, settings })
+}
+
+/// What the pool may have: as set, or this agent's part of half of what is free now.
+fn pool_bytes_max(settings: &Settings, agents_here: u32) -> u64 {
+    match settings.number("pool_bytes_max") {
+        0 => memory_free().unwrap_or(POOL_BYTES_UNKNOWN) / 2 / u64::from(agents_here.max(1)),
+        max => max,
+    }
+}
+
+/// Memory that can be had without swapping, bytes (proc(5): MemAvailable).
+fn memory_free() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
 }
 
 fn log_to_stderr(debug: u64) {

@@ -3,15 +3,19 @@
 use crate::environment::Environment;
 use crate::error::{Error, Fault, Words};
 use crate::identity::Identity;
+use crate::pool::{PoolMap, PoolTimes};
 use crate::route::{self, Lookup, Prefix};
 use crate::wire::{self, Link};
-use stanchion_format::client::{Answer, Ask, Code, Own, Request, RestartInfo, SettingPair};
+use stanchion_format::client::{
+    Answer, Ask, Code, Lent, MemoryAt, MemoryFile, Own, Request, RestartInfo, SettingPair,
+};
 use stanchion_format::config::{self, Scope, Settings};
 use stanchion_format::ids::{DatasetNo, Level, RankId};
 use stanchion_format::layout::block_slot;
 use stanchion_format::manifest::FileDecl;
 use stanchion_format::{limits, name};
 use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -103,6 +107,9 @@ enum Phase {
         dir: String,
         files: BTreeSet<String>,
         bytes: usize,
+        /// Files in the pool, with their sizes.
+        memory: Vec<(MemoryFile, u64)>,
+        spent: PoolTimes,
         asked: Instant,
         begun: Instant,
         blocked: Duration,
@@ -139,6 +146,7 @@ pub struct Client {
     /// For pass-through: calls of need_checkpoint, datasets begun.
     needs: u64,
     last_no: u64,
+    pool: PoolMap,
 }
 
 impl Client {
@@ -182,6 +190,7 @@ impl Client {
             wait: wire::patience(timeout),
             needs: 0,
             last_no: 0,
+            pool: PoolMap::default(),
         })
     }
 
@@ -208,6 +217,7 @@ impl Client {
             wait: Duration::ZERO,
             needs: 0,
             last_no: 0,
+            pool: PoolMap::default(),
         }
     }
 
@@ -348,7 +358,16 @@ impl Client {
         };
         let (files, begun_at) = (BTreeSet::new(), Instant::now());
         let blocked = begun_at - asked;
-        self.phase = Phase::Writing { dir, files, bytes: 0, asked, begun: begun_at, blocked };
+        self.phase = Phase::Writing {
+            dir,
+            files,
+            bytes: 0,
+            memory: Vec::new(),
+            spent: PoolTimes::default(),
+            asked,
+            begun: begun_at,
+            blocked,
+        };
         Ok(begun)
     }
 
@@ -395,26 +414,23 @@ impl Client {
                 Ok(place)
             }
             Phase::Reading(info) => {
-                let dataset = || Words::name(&info.name);
-                let (name, rank) = (Words::name(file), self.me.rank);
-                let decl =
-                    route::find_in(&info.files, &self.prefix, file).map_err(|e| match e {
-                        Lookup::Name(cause) => refuse(cause),
-                        Lookup::None => {
-                            Error::NoFile { dataset: dataset(), name: name.clone(), rank }
-                        }
-                        Lookup::Several => {
-                            Error::Ambiguous { dataset: dataset(), name: name.clone(), rank }
-                        }
-                    })?;
+                let decl = lookup(info, &self.prefix, file, self.me.rank)?;
                 let place = fitting(format!("{}/{}", info.dir, decl.path))?;
                 std::fs::File::open(&place).map_err(|cause| Error::Io {
                     what: "cannot read file of the restart",
-                    path: name.clone(),
+                    path: Words::name(file),
                     cause,
                 })?;
                 Ok(place)
             }
+        }
+    }
+
+    /// What the dataset that is being read knows of the file that the application calls `file`.
+    pub(crate) fn reading_file(&self, file: &str) -> Result<FileDecl, Error> {
+        match &self.phase {
+            Phase::Reading(info) => lookup(info, &self.prefix, file, self.me.rank).cloned(),
+            _ => Err(Error::State { call: "route", phase: "while no dataset is being read" }),
         }
     }
 
@@ -440,6 +456,80 @@ impl Client {
         Ok(place)
     }
 
+    /// A file of the dataset that is being written is in the pool.
+    pub(crate) fn add_memory(&mut self, file: MemoryFile, bytes: u64, took: PoolTimes) {
+        if let Phase::Writing { memory, spent, blocked, .. } = &mut self.phase {
+            memory.push((file, bytes));
+            spent.add(took);
+            *blocked += took.wait + took.copy;
+        }
+    }
+
+    /// Shared memory of the agent for what is being written, mapped. Empty: it has none for this.
+    pub(crate) fn lend(&mut self, call: &'static str, bytes: u64) -> Result<Vec<Lent>, Error> {
+        let ms = self.settings.number("pool_wait_ms");
+        self.ask_lent(call, &Request::Lend { bytes }, wire::patience(ms))
+    }
+
+    fn ask_lent(
+        &mut self,
+        call: &'static str,
+        request: &Request,
+        wait: Duration,
+    ) -> Result<Vec<Lent>, Error> {
+        let link = self.link.as_mut().ok_or(Error::Disabled { call, code: Code::State })?;
+        match link.ask_for_fds(call, request, wait)? {
+            (Answer::Lent(lent), fds) if lent.len() <= limits::EXTENTS_PER_ANSWER_MAX => {
+                if self.pool.take(&lent, fds)? { Ok(lent) } else { Err(link.give_up(call)) }
+            }
+            (Answer::Failed { code, text }, _) => Err(refused(code, &text)),
+            _ => Err(link.give_up(call)),
+        }
+    }
+
+    /// A part of this rank's datasets will have `new` bytes in memory, where it had `old`: the agent makes room for
+    /// all of them, and it is mapped here, so that the first copy is as fast as the later ones. Without an agent, or
+    /// where it has no room, nothing happens. Local.
+    pub fn expect(&mut self, old: u64, new: u64) -> Result<(), Error> {
+        const CALL: &str = "protect";
+        self.own_process()?;
+        let Some(bytes) = self.pool.expect(old, new).filter(|_| self.alive()) else {
+            return Ok(());
+        };
+        let ms = self.settings.number("pool_ready_ms");
+        match self.ask_lent(CALL, &Request::Reserve { bytes }, wire::patience(ms)) {
+            // The agent is restoring or leaving: no reason not to go on.
+            Err(Error::Refused { .. }) => Ok(()),
+            other => other.map(drop),
+        }
+    }
+
+    /// The mapped memory.
+    pub(crate) fn pool(&self) -> &PoolMap {
+        &self.pool
+    }
+
+    /// Where a file of the dataset that is being read lies in the pool, from `from` on; nothing if it does not.
+    pub(crate) fn open_memory(
+        &mut self,
+        call: &'static str,
+        path: &str,
+        from: u64,
+    ) -> Result<(Vec<MemoryAt>, Vec<OwnedFd>), Error> {
+        let wait = self.wait;
+        let link = self.link(call, Code::State)?;
+        let request = Request::OpenMemory { path: path.to_owned(), from };
+        match link.ask_for_fds(call, &request, wait)? {
+            (Answer::Memory(parts), fds)
+                if parts.iter().all(|p| (p.fd as usize) < fds.len() && p.bytes > 0) =>
+            {
+                Ok((parts, fds))
+            }
+            (Answer::Failed { code, text }, _) => Err(refused(code, &text)),
+            _ => Err(link.give_up(call)),
+        }
+    }
+
     /// Ends the dataset: succeeds if all ranks stand for their parts and every routed file is there.
     /// Collective. Whatever comes of it, the dataset is not open any more.
     pub fn complete(&mut self, valid: bool) -> Result<(), Error> {
@@ -448,7 +538,7 @@ impl Client {
         if !matches!(self.phase, Phase::Writing { .. }) {
             return Err(Error::State { call: CALL, phase: self.phase.words() });
         }
-        let Phase::Writing { dir, files, asked, begun, mut blocked, .. } =
+        let Phase::Writing { dir, files, memory, spent, asked, begun, mut blocked, .. } =
             std::mem::replace(&mut self.phase, Phase::Idle)
         else {
             unreachable!("the phase was looked at above")
@@ -457,18 +547,28 @@ impl Client {
         if self.link.is_none() {
             return if valid { Ok(()) } else { Err(self.dropped(Fault::Said)) };
         }
-        let (files, fault) = match if valid { self.declare(&dir, files) } else { Err(Fault::Said) }
-        {
-            Ok(files) => (files, None),
-            Err(fault) => (Vec::new(), Some(fault)),
-        };
+        let (mut files, fault) =
+            match if valid { self.declare(&dir, files) } else { Err(Fault::Said) } {
+                Ok(files) => (files, None),
+                Err(fault) => (Vec::new(), Some(fault)),
+            };
         blocked += now.elapsed();
         debug_assert!(asked <= begun);
+        let rank = RankId(self.me.rank);
+        let decl = |(file, bytes): &(MemoryFile, u64)| FileDecl {
+            rank,
+            path: file.path.clone(),
+            bytes: *bytes,
+        };
+        files.extend(memory.iter().map(decl));
         let own = Own {
             valid: fault.is_none(),
             files,
             write_us: micros(now - begun),
             blocked_us: micros(blocked),
+            memory: memory.into_iter().map(|(file, _)| file).collect(),
+            pool_us: micros(spent.wait),
+            copy_us: micros(spent.copy),
             settings: Vec::new(),
         };
         let done = self.collective(Ask::Complete, own, |a, _| (a == Answer::Ok).then_some(()));
@@ -665,6 +765,20 @@ fn micros(time: Duration) -> u64 {
 
 fn offer(info: &RestartInfo) -> Offer {
     Offer { no: info.key.no, name: info.name.clone(), flags: info.flags }
+}
+
+fn lookup<'a>(
+    info: &'a RestartInfo,
+    prefix: &Prefix,
+    file: &str,
+    rank: u32,
+) -> Result<&'a FileDecl, Error> {
+    let (dataset, name) = (|| Words::name(&info.name), Words::name(file));
+    route::find_in(&info.files, prefix, file).map_err(|e| match e {
+        Lookup::Name(cause) => Error::Name { what: "file", name, cause },
+        Lookup::None => Error::NoFile { dataset: dataset(), name, rank },
+        Lookup::Several => Error::Ambiguous { dataset: dataset(), name, rank },
+    })
 }
 
 fn check_dataset(dataset: &str) -> Result<(), Error> {

@@ -113,6 +113,9 @@ pub enum Error {
         /// What was asked.
         verb: &'static str,
     },
+    /// Shared memory of the agent cannot be used here.
+    #[error("{0}")]
+    Memory(#[from] stanchion_mem::MemError),
     /// An earlier failure ended the connection.
     #[error("{verb}: the connection to the agent was lost before")]
     Dead {
@@ -321,6 +324,7 @@ impl Error {
             Error::Io { cause, .. } if cause.kind() == std::io::ErrorKind::StorageFull => {
                 Code::Space
             }
+            Error::Memory(_) => Code::Space,
             Error::Io { .. } => Code::Io,
             Error::Internal { .. } => Code::Internal,
         }

@@ -10,8 +10,10 @@ mod client;
 mod environment;
 mod error;
 mod identity;
+mod pool;
 mod regions;
 mod route;
+mod source;
 mod wire;
 
 pub use client::{Begun, Client, Offer, Options};

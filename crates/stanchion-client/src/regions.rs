@@ -2,8 +2,10 @@
 
 use crate::client::{Begun, Client, Offer};
 use crate::error::{Error, Words};
+use crate::pool::{PoolWriter, Put};
+use crate::source::Source;
 use stanchion_format::regions::{self, HEADER_BYTES, RegionAt, RegionsError};
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
@@ -47,9 +49,48 @@ impl Client {
     }
 
     fn store_regions(&mut self, dataset: &str, regions: &[Region<'_>]) -> Result<(), Error> {
-        let place = self.route(&self.regions_file(dataset))?;
+        let name = self.regions_file(dataset);
         let sizes: Vec<(u64, u64)> = regions.iter().map(|r| (r.id, r.bytes.len() as u64)).collect();
-        let (placed, end) = regions::layout(&sizes).map_err(|cause| refused(&place, cause))?;
+        let (placed, end) = regions::layout(&sizes).map_err(|cause| refused(&name, cause))?;
+        match self.pool_regions(dataset, regions, &placed, end)? {
+            Put::Done => Ok(()),
+            Put::TooLarge => self.file_regions(&name, regions, &placed, end),
+        }
+    }
+
+    fn pool_regions(
+        &mut self,
+        dataset: &str,
+        regions: &[Region<'_>],
+        placed: &[RegionAt],
+        end: u64,
+    ) -> Result<Put, Error> {
+        let mut writer = PoolWriter::new(end);
+        if writer.put(self, &regions::encode(placed))? == Put::TooLarge {
+            return Ok(Put::TooLarge);
+        }
+        for (region, at) in regions.iter().zip(placed) {
+            if writer.pad(self, at.offset)? == Put::TooLarge
+                || writer.put(self, region.bytes)? == Put::TooLarge
+            {
+                return Ok(Put::TooLarge);
+            }
+        }
+        assert_eq!(writer.written(), end, "regions are where the layout says");
+        let (file, bytes, times) = writer.finish(self.regions_path(dataset));
+        self.add_memory(file, bytes, times);
+        Ok(Put::Done)
+    }
+
+    /// Where the pool is too small: a file in the cache directory.
+    fn file_regions(
+        &mut self,
+        name: &str,
+        regions: &[Region<'_>],
+        placed: &[RegionAt],
+        end: u64,
+    ) -> Result<(), Error> {
+        let place = self.route(name)?;
         let failed = |cause| Error::Io {
             what: "cannot store the regions in",
             path: Words::name(&place),
@@ -59,16 +100,21 @@ impl Client {
         options.write(true).create(true).truncate(true).mode(0o600);
         let file = options.open(&place).map_err(failed)?;
         file.set_len(end).map_err(failed)?;
-        file.write_all_at(&regions::encode(&placed), 0).map_err(failed)?;
-        for (region, at) in regions.iter().zip(&placed) {
+        file.write_all_at(&regions::encode(placed), 0).map_err(failed)?;
+        for (region, at) in regions.iter().zip(placed) {
             file.write_all_at(region.bytes, at.offset).map_err(failed)?;
         }
         Ok(())
     }
 
+    /// The file's path in the dataset.
+    fn regions_path(&self, dataset: &str) -> String {
+        format!("{dataset}/rank.{:06}.stn", self.identity().rank)
+    }
+
     /// Below the prefix, as an application would name its own file.
     fn regions_file(&self, dataset: &str) -> String {
-        format!("{}/{dataset}/rank.{:06}.stn", self.prefix(), self.identity().rank)
+        format!("{}/{}", self.prefix(), self.regions_path(dataset))
     }
 
     /// This rank's regions in the dataset that is being read, by ascending id. Local.
@@ -76,27 +122,23 @@ impl Client {
         Ok(self.open_regions("region_bytes")?.1)
     }
 
-    fn open_regions(&mut self, call: &'static str) -> Result<(File, Vec<RegionAt>, String), Error> {
+    fn open_regions(&mut self, call: &'static str) -> Result<(Source, Vec<RegionAt>), Error> {
         let dataset = self.reading(call)?.name;
-        let place = self.route(&self.regions_file(&dataset))?;
-        let failed = |cause| Error::Io {
-            what: "cannot read the regions in",
-            path: Words::name(&place),
-            cause,
-        };
-        let file = File::open(&place).map_err(failed)?;
-        let have = file.metadata().map_err(failed)?.len();
-        let short = |e: std::io::Error| match e.kind() {
-            ErrorKind::UnexpectedEof => refused(&place, RegionsError::Damaged),
-            _ => failed(e),
+        let name = self.regions_file(&dataset);
+        let mut source = Source::open(self, call, &name)?;
+        let short = |e: Error| match e {
+            Error::Io { cause, .. } if cause.kind() == ErrorKind::UnexpectedEof => {
+                refused(&name, RegionsError::Damaged)
+            }
+            e => e,
         };
         let mut head = [0; HEADER_BYTES];
-        file.read_exact_at(&mut head, 0).map_err(short)?;
-        let bytes = regions::table_bytes(&head).map_err(|cause| refused(&place, cause))?;
+        source.read(self, call, &mut head, 0).map_err(short)?;
+        let bytes = regions::table_bytes(&head).map_err(|cause| refused(&name, cause))?;
         let mut table = vec![0; bytes];
-        file.read_exact_at(&mut table, 0).map_err(short)?;
-        let found = regions::parse(&table, have).map_err(|cause| refused(&place, cause))?;
-        Ok((file, found, place))
+        source.read(self, call, &mut table, 0).map_err(short)?;
+        let found = regions::parse(&table, source.bytes).map_err(|cause| refused(&name, cause))?;
+        Ok((source, found))
     }
 
     /// Fills `regions`, whose ids ascend, from the dataset to restart from, and ends the restart; begins it, if
@@ -119,7 +161,7 @@ impl Client {
     }
 
     fn fill(&mut self, dataset: &str, regions: &mut [RegionMut<'_>]) -> Result<(), Error> {
-        let (file, found, place) = self.open_regions("restore")?;
+        let (mut source, found) = self.open_regions("restore")?;
         let differs = |id, protected, stored| Error::Region {
             dataset: Words::name(dataset),
             id,
@@ -138,11 +180,7 @@ impl Client {
         }
         for region in regions {
             let Some(at) = found.iter().find(|f| f.id == region.id) else { continue };
-            file.read_exact_at(region.bytes, at.offset).map_err(|cause| Error::Io {
-                what: "cannot read the regions in",
-                path: Words::name(&place),
-                cause,
-            })?;
+            source.read(self, "restore", region.bytes, at.offset)?;
         }
         Ok(())
     }

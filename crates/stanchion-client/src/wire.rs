@@ -4,12 +4,12 @@ use crate::error::Error;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
-    send, socket_with, sockopt,
+    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,
+    sockopt,
 };
 use stanchion_format::client::{Answer, KIND_ANSWER, KIND_REQUEST, Request};
 use stanchion_format::frame::{self, FrameError};
-use stanchion_format::limits::CLIENT_FRAME_BYTES_MAX;
+use stanchion_format::limits::{CLIENT_FRAME_BYTES_MAX, EXTENTS_PER_ANSWER_MAX};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -33,6 +33,8 @@ pub(crate) fn patience(ms: u64) -> Duration {
 struct Timed<'a> {
     fd: BorrowedFd<'a>,
     until: Instant,
+    /// Descriptors that came with what was read.
+    fds: Vec<OwnedFd>,
 }
 
 impl Timed<'_> {
@@ -69,7 +71,12 @@ impl Timed<'_> {
 
 impl Read for Timed<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        self.repeat(PollFlags::IN, |fd| recv(fd, &mut *buf, RecvFlags::DONTWAIT).map(|(n, _)| n))
+        let mut fds = std::mem::take(&mut self.fds);
+        let read = self.repeat(PollFlags::IN, |fd| {
+            stanchion_mem::fds::receive(fd, buf, &mut fds, EXTENTS_PER_ANSWER_MAX)
+        });
+        self.fds = fds;
+        read
     }
 }
 
@@ -129,6 +136,16 @@ impl Link {
         request: &Request,
         wait: Duration,
     ) -> Result<Answer, Error> {
+        self.ask_for_fds(verb, request, wait).map(|(answer, _)| answer)
+    }
+
+    /// The same, with the descriptors that come with the answer.
+    pub(crate) fn ask_for_fds(
+        &mut self,
+        verb: &'static str,
+        request: &Request,
+        wait: Duration,
+    ) -> Result<(Answer, Vec<OwnedFd>), Error> {
         // Taken out: every early return leaves the link dead.
         let fd = self.fd.take().ok_or(Error::Dead { verb })?;
         let frame = match frame::encode(KIND_REQUEST, request, CLIENT_FRAME_BYTES_MAX) {
@@ -139,7 +156,7 @@ impl Link {
             }
         };
         let until = Instant::now() + wait.min(LONGEST);
-        let mut stream = Timed { fd: fd.as_fd(), until };
+        let mut stream = Timed { fd: fd.as_fd(), until, fds: Vec::new() };
         let explain = |cause: FrameError| match cause {
             FrameError::Io(e) if e.kind() == ErrorKind::TimedOut => {
                 Error::Timeout { verb, ms: wait.as_millis() as u64 }
@@ -162,8 +179,9 @@ impl Link {
             return Err(Error::Answer { verb });
         }
         let answer = frame::decode(&body).map_err(explain)?;
+        let fds = stream.fds;
         self.fd = Some(fd);
-        Ok(answer)
+        Ok((answer, fds))
     }
 
     /// Ends the connection after an answer that does not fit.

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use stanchion_format::checksum::Crc;
-use stanchion_format::client::{Answer, Request};
+use stanchion_format::client::{Answer, MemoryFile, Request};
 use stanchion_format::config::Settings;
 use stanchion_format::data::Piece;
-use stanchion_format::ids::{AgentId, Epoch, Key, PeerId, RankId, SlotId, StripeId, TaskId};
+use stanchion_format::ids::{
+    AgentId, Epoch, ExtentId, Key, PeerId, RankId, SlotId, StripeId, TaskId,
+};
 use stanchion_format::index::IndexRecord;
 use stanchion_format::manifest::{FileDecl, Manifest};
 use stanchion_format::peer::{AgentAddr, DatasetInfo, Msg, Severity, Times, Trouble};
@@ -60,7 +62,23 @@ pub enum AgentEvent {
         request: Request,
     },
     /// A rank's connection closed.
-    RankGone(ConnId),
+    RankGone {
+        /// Which.
+        conn: ConnId,
+        /// Its process has ended too: nobody maps what it had.
+        exited: bool,
+    },
+    /// Extents that were asked for by `Grow` are there, or could not be had.
+    Grown {
+        /// Which.
+        ids: Vec<ExtentId>,
+        /// They are there and warm.
+        there: bool,
+    },
+    /// Extents were given back, as `Retire` asked.
+    Retired(Vec<ExtentId>),
+    /// No file of any dataset has these extents any more, and nobody reads them.
+    Released(Vec<ExtentId>),
     /// A task ended.
     TaskDone {
         /// Which.
@@ -102,6 +120,37 @@ pub enum AgentAction {
     CancelAll,
     /// This manifest vouches for the slot's files from now on: chunk requests are served by it.
     Publish(Arc<Manifest>),
+    /// Make these extents of the pool (name, bytes) and touch every page; ends with `Grown` for each.
+    Grow(Vec<(ExtentId, u64)>),
+    /// Give these extents back to the system; ends with `Retired`.
+    Retire(Vec<ExtentId>),
+    /// These files of a rank are in the pool: from now on its extents are theirs. Before any task that reads them.
+    /// What does not fit is noticed by the `Stat` that follows.
+    Keep {
+        /// The dataset.
+        key: Key,
+        /// The rank's slot.
+        slot: SlotId,
+        /// The rank.
+        rank: RankId,
+        /// Its files, with their sizes.
+        files: Vec<(MemoryFile, u64)>,
+    },
+    /// Answer a rank's outstanding request with the parts of a file in the pool.
+    OpenMemory {
+        /// On which connection.
+        conn: ConnId,
+        /// The dataset.
+        key: Key,
+        /// The rank's slot.
+        slot: SlotId,
+        /// The rank.
+        rank: RankId,
+        /// The file.
+        path: String,
+        /// From here on.
+        from: u64,
+    },
     /// End the processes of these connections (SIGKILL by pidfd) and close them; all ranks if empty.
     EndRanks(Vec<ConnId>),
     /// Forget these datasets and remove their files from the cache, behind everything else.

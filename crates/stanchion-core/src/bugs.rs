@@ -36,6 +36,10 @@ pub enum Bug {
     DecideAgain,
     /// FM-S17: what waits for its flush is evicted.
     EvictBeforeFlush,
+    /// FM-P2: memory that a living process still maps is lent to another one.
+    LendMapped,
+    /// FM-P3: extents of a dataset are free as soon as its rank has completed.
+    FreeData,
 }
 
 /// Which bugs are switched on.

@@ -13,4 +13,5 @@ pub mod api;
 pub mod bugs;
 pub mod controller;
 pub mod fold;
+pub mod pool;
 pub mod tree;

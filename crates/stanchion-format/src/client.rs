@@ -3,7 +3,7 @@
 //! Kinds of frames: [`KIND_REQUEST`] rank to agent, [`KIND_ANSWER`] agent to rank. A rank first says
 //! [`Request::Hello`]; the agent compares the socket's peer credentials with its own uid (FM-C2).
 
-use crate::ids::{DatasetNo, Key, Level, RankId, SlotId};
+use crate::ids::{DatasetNo, ExtentId, Key, Level, RankId, SlotId};
 use crate::manifest::FileDecl;
 use serde::{Deserialize, Serialize};
 
@@ -84,6 +84,65 @@ impl Ask {
     }
 }
 
+/// Where a part of a file that lies in shared memory comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PartFrom {
+    /// The rank has written it into an extent that is lent to it.
+    Extent {
+        /// Which.
+        id: ExtentId,
+        /// Where in it, bytes.
+        offset: u64,
+    },
+    /// It is what the base has at `offset`: unchanged since.
+    Base {
+        /// Where in the base's file, bytes.
+        offset: u64,
+    },
+}
+
+/// A part of a file that lies in shared memory; parts follow each other without gaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// Its source.
+    pub from: PartFrom,
+    /// Its length, bytes; not 0.
+    pub bytes: u64,
+}
+
+/// A file of a dataset whose bytes are in the agent's pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryFile {
+    /// Its path below the prefix; one of [`Own::files`] has it too.
+    pub path: String,
+    /// The file that `Base` parts refer to: of this rank, in a dataset that this agent still has in its pool.
+    pub base: Option<(Key, String)>,
+    /// Its bytes.
+    pub parts: Vec<Part>,
+}
+
+/// An extent that a rank may map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lent {
+    /// Its name.
+    pub id: ExtentId,
+    /// Its size, bytes.
+    pub bytes: u64,
+    /// The rank has not been given its descriptor yet: one comes with the answer, in the order of the list.
+    pub fresh: bool,
+}
+
+/// A part of a file in the pool, to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryAt {
+    /// Its length, bytes.
+    pub bytes: u64,
+    /// Which of the descriptors.
+    pub fd: u32,
+    /// Where in it, bytes.
+    pub offset: u64,
+}
+
 /// What one rank adds to a collective.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct Own {
@@ -95,6 +154,12 @@ pub struct Own {
     pub write_us: u64,
     /// `Complete`: time this rank was blocked inside the library since `Begin` was called, microseconds.
     pub blocked_us: u64,
+    /// `Complete`: those of `files` that are in the pool.
+    pub memory: Vec<MemoryFile>,
+    /// `Complete`: time spent waiting for room in the pool, microseconds.
+    pub pool_us: u64,
+    /// `Complete`: time spent copying, microseconds.
+    pub copy_us: u64,
     /// Settings changed since the last call (`SCR_Config`).
     pub settings: Vec<SettingPair>,
 }
@@ -133,6 +198,28 @@ pub enum Request {
     Warn {
         /// The text.
         text: String,
+    },
+    /// The rank's datasets will have `bytes` bytes in the pool: memory for them and for as many as are kept is
+    /// made warm before they come. Answered with `Lent` when it is, or after a while with what is; what it lists is
+    /// to be mapped, not to be written to.
+    Reserve {
+        /// Of one dataset of this rank.
+        bytes: u64,
+    },
+    /// Room in the pool for the dataset that is being written, until `Complete`. Answered with `Lent`: at least one
+    /// extent, perhaps fewer than were asked for; none if the pool is too small for such datasets: then the rank
+    /// writes a file. Answered with `Failed` (`Space`) where the pool has none and policy says not to wait, with
+    /// `Timeout` when the wait was in vain.
+    Lend {
+        /// How much is still needed.
+        bytes: u64,
+    },
+    /// A file of the dataset that is being read, if its bytes are in the pool. Answered with `Memory`.
+    OpenMemory {
+        /// Its path below the prefix.
+        path: String,
+        /// Offset of the first byte that is wanted.
+        from: u64,
     },
     /// The value of a setting now. Answered with `Setting`.
     GetSetting {
@@ -185,6 +272,11 @@ pub enum Answer {
     },
     /// The dataset to restart from, if any.
     Restart(Option<RestartInfo>),
+    /// Extents of the pool; a descriptor for each fresh one comes with the frame.
+    Lent(Vec<Lent>),
+    /// The parts of a file from the offset that was asked for, perhaps not all; the descriptors they name come with
+    /// the frame. Empty: the file's bytes are not in the pool, it is to be opened by its place.
+    Memory(Vec<MemoryAt>),
     /// The value of a setting; `None` where it has none.
     Setting(Option<String>),
     /// It failed. The dataset, if one was meant, is not at any level that was not reported before.

@@ -51,6 +51,10 @@ id!(
     Epoch(u64), "epoch"
 );
 id!(
+    /// A piece of an agent's shared memory. Never used twice by an agent.
+    ExtentId(u64), "extent"
+);
+id!(
     /// Names a task that core asked the agent's threads to do.
     TaskId(u64), "task"
 );

@@ -10,6 +10,15 @@ pub const CHUNK_BYTES_MIN: u32 = 4 << 10;
 pub const PEER_FRAME_BYTES_MAX: u32 = 64 << 20;
 /// Largest body of a frame on a rank's local socket, bytes.
 pub const CLIENT_FRAME_BYTES_MAX: u32 = 16 << 20;
+/// Extents of the pool that one answer to a rank may name: a descriptor goes with each, and the kernel passes at
+/// most 253 (SCM_MAX_FD, unix(7)) at once.
+pub const EXTENTS_PER_ANSWER_MAX: usize = 200;
+/// Parts of a file in the pool that one answer to a rank may name.
+pub const PARTS_PER_ANSWER_MAX: usize = 65_536;
+/// Chunks that a large extent of the pool has.
+pub const EXTENT_CHUNKS: u64 = 16;
+/// Parts that a file in the pool may have.
+pub const MEMORY_PARTS_MAX: usize = 262_144;
 /// Longest path below the prefix, bytes (SCR_MAX_FILENAME is 1024).
 pub const PATH_BYTES_MAX: usize = 1023;
 /// Longest name of a dataset, bytes.

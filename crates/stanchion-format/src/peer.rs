@@ -299,6 +299,10 @@ pub struct Times {
     pub write_us: u64,
     /// Ranks were blocked from start to complete.
     pub blocked_us: u64,
+    /// Of that, copying regions into the pool.
+    pub copy_us: u64,
+    /// Of that, waiting for room in the pool.
+    pub pool_us: u64,
     /// From the first vote to the decision everywhere.
     pub coordinate_us: u64,
     /// Agents read and checksummed.
@@ -317,6 +321,8 @@ impl Times {
         Times {
             write_us: self.write_us.max(o.write_us),
             blocked_us: self.blocked_us.max(o.blocked_us),
+            copy_us: self.copy_us.max(o.copy_us),
+            pool_us: self.pool_us.max(o.pool_us),
             coordinate_us: self.coordinate_us.max(o.coordinate_us),
             digest_us: self.digest_us.max(o.digest_us),
             transfer_us: self.transfer_us.max(o.transfer_us),

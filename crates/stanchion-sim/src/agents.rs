@@ -25,6 +25,7 @@ impl World {
             cache: CACHE.into(),
             prefix: "/prefix".into(),
             settings: self.sc.settings.clone(),
+            pool_bytes_max: self.sc.pool_bytes_max,
             bugs: self.sc.bugs,
         };
         let proc = AgentProc {
@@ -33,6 +34,7 @@ impl World {
             alive: true,
             frozen: 0,
             store: Default::default(),
+            memory: Default::default(),
             tasks: BTreeMap::new(),
             ghosts: BTreeMap::new(),
             ctrls: Vec::new(),
@@ -92,6 +94,11 @@ impl World {
                     p.store.published.insert((manifest.key, manifest.slot), manifest);
                 }
             }
+            AgentAction::Grow(extents) => self.grow(id, extents),
+            AgentAction::Retire(ids) => self.retire(id, ids),
+            AgentAction::Keep { key, slot, rank, files } => self.keep(id, (key, slot, rank), files),
+            // Ranks read what they restart from as if it were files.
+            AgentAction::OpenMemory { .. } => {}
             AgentAction::EndRanks(conns) => self.end_ranks(id, &conns),
             AgentAction::Evict(keys) => self.evict(id, &keys),
             AgentAction::Log(severity, text) => {
@@ -110,6 +117,7 @@ impl World {
 
     fn evict(&mut self, id: AgentId, keys: &[Key]) {
         self.note(|| format!("a{} evicts {keys:?}", id.0));
+        self.forget_memory(id, |place| keys.contains(&place.0));
         let Some(p) = self.agents.get_mut(&id) else { return };
         p.store.evict(keys);
         // Their tasks find nothing to read any more; core has forgotten them.

@@ -7,7 +7,7 @@ use crate::rng::mix;
 use crate::world::{CtrlId, Event, Peer, World};
 use stanchion_core::api::{ConnId, ControllerEvent};
 use stanchion_format::client::{
-    Answer, Ask, Code, FLAG_CHECKPOINT, FLAG_OUTPUT, Own, Request, RestartInfo,
+    Answer, Ask, Code, FLAG_CHECKPOINT, FLAG_OUTPUT, Lent, Own, Request, RestartInfo,
 };
 use stanchion_format::ids::{AgentId, Key, Level, RankId, SlotId};
 use stanchion_format::index::cache_rank_dir;
@@ -34,6 +34,8 @@ pub enum State {
     New,
     /// `Welcome`.
     Hello,
+    /// Memory of its own.
+    Reserve,
     /// The answer to have_restart.
     Have,
     /// The answer to start_restart.
@@ -48,6 +50,8 @@ pub enum State {
     Need,
     /// The answer to begin.
     Begin,
+    /// Memory to write to.
+    Lend,
     /// Its own writing.
     Writing,
     /// The answer to complete.
@@ -85,6 +89,10 @@ pub struct Rank {
     restart: Option<RestartInfo>,
     /// Files of the open dataset as declared.
     files: Vec<FileDecl>,
+    /// What it was lent for the open dataset.
+    lent: Vec<Lent>,
+    /// The pool is too small: this dataset goes into files.
+    to_files: bool,
     hangs: bool,
 }
 
@@ -105,6 +113,28 @@ pub struct App {
     failed: Option<i32>,
     /// The controller waits for its end.
     stopping: bool,
+}
+
+/// The files that a rank writes after a step.
+fn planned(
+    cfg: &crate::scenario::App,
+    id: RankId,
+    step: u64,
+    value: u64,
+) -> Vec<(String, Vec<u8>)> {
+    let file = |n: u64| {
+        let dice = mix(value ^ mix(n ^ (u64::from(id.0) << 8)));
+        let large = cfg.large_in > 0 && dice.is_multiple_of(cfg.large_in);
+        let len = if large { 4096 + dice % 9000 } else { dice % 700 } as usize;
+        let rank = id.0;
+        let path = if cfg.same_names {
+            format!("state/r{rank}.{n}")
+        } else {
+            format!("step.{step}/r{rank}.{n}")
+        };
+        (path, content(value, id, n, len))
+    };
+    (0..mix(value ^ u64::from(id.0)) % (cfg.files + 1)).map(file).collect()
 }
 
 /// The bytes of a file: a function of what was computed, the rank and the file's number.
@@ -141,6 +171,8 @@ impl World {
                     open: None,
                     restart: None,
                     files: Vec::new(),
+                    lent: Vec::new(),
+                    to_files: false,
                     hangs: false,
                 }
             })
@@ -228,6 +260,14 @@ impl World {
         match (state, answer) {
             (State::Hello, Answer::Welcome { slot, .. }) => {
                 self.rank(app, rank).slot = slot;
+                if self.sc.app.memory && self.rng.chance(500) {
+                    let bytes = 1 + self.rng.below(20_000);
+                    return self.ask_raw(app, rank, State::Reserve, Request::Reserve { bytes });
+                }
+                self.ask(app, rank, State::Have, Ask::HaveRestart, Own::default());
+            }
+            (State::Reserve, Answer::Lent(lent)) => {
+                self.rank_maps(app, rank, &lent);
                 self.ask(app, rank, State::Have, Ask::HaveRestart, Own::default());
             }
             (State::Have, Answer::Restart(Some(_))) => {
@@ -248,8 +288,24 @@ impl World {
             (State::Need, Answer::Flag(true)) => self.rank_begins(app, rank),
             (State::Need, Answer::Flag(false)) => self.rank_ends_step(app, rank),
             (State::Begin, Answer::Began { key, .. }) => {
-                self.rank(app, rank).open = Some((key, true));
-                self.rank_waits(app, rank, State::Writing, 30_000);
+                let memory = self.sc.app.memory;
+                let r = self.rank(app, rank);
+                r.open = Some((key, true));
+                r.lent.clear();
+                r.to_files = !memory;
+                self.rank_lends(app, rank);
+            }
+            (State::Lend, Answer::Lent(lent)) => {
+                self.rank_maps(app, rank, &lent);
+                let r = self.rank(app, rank);
+                r.to_files = lent.is_empty();
+                r.lent.extend(lent);
+                self.rank_lends(app, rank);
+            }
+            // No room: the others hear of it.
+            (State::Lend, Answer::Failed { code: Code::Space | Code::Timeout, .. }) => {
+                self.rank(app, rank).files.clear();
+                self.ask(app, rank, State::Complete, Ask::Complete, Own::default());
             }
             // The dataset has a number, this rank has no directory.
             (State::Begin, Answer::Failed { code: Code::Space | Code::Io, .. }) => {
@@ -298,6 +354,27 @@ impl World {
         self.ask(app, rank, State::Begin, ask, Own::default());
     }
 
+    /// Asks for memory until there is enough for what it will write.
+    fn rank_lends(&mut self, app: usize, rank: usize) {
+        let cfg = self.sc.app.clone();
+        let r = self.rank(app, rank);
+        let files = planned(&cfg, RankId(rank as u32), r.step, r.value);
+        let need: u64 = files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        let have: u64 = r.lent.iter().map(|l| l.bytes).sum();
+        if r.to_files || have >= need {
+            return self.rank_waits(app, rank, State::Writing, 30_000);
+        }
+        self.ask_raw(app, rank, State::Lend, Request::Lend { bytes: need - have });
+    }
+
+    fn rank_maps(&mut self, app: usize, rank: usize, lent: &[Lent]) {
+        let r = self.rank(app, rank);
+        let (agent, Some(conn)) = (r.agent, r.conn) else { return };
+        if self.agents.get(&agent).is_some_and(|p| p.alive) {
+            self.mapped(agent, conn, lent);
+        }
+    }
+
     fn rank_writes(&mut self, app: usize, rank: usize) {
         self.moment(Moment::Write);
         if !self.rank(app, rank).alive {
@@ -311,36 +388,40 @@ impl World {
         let short = self.take_armed(app, rank, |w| matches!(w, What::RankShort(_)));
         let invalid = self.take_armed(app, rank, |w| matches!(w, What::RankInvalid(_)));
         let now = self.now;
+        let to_files = self.rank(app, rank).to_files;
         let mut files = Vec::new();
+        let mut copies = Vec::new();
         let mut ok = !invalid;
-        for n in 0..mix(value ^ u64::from(id.0)) % (cfg.files + 1) {
-            let dice = mix(value ^ mix(n ^ (u64::from(id.0) << 8)));
-            let large = cfg.large_in > 0 && dice.is_multiple_of(cfg.large_in);
-            let len = if large { 4096 + dice % 9000 } else { dice % 700 } as usize;
-            let bytes = content(value, id, n, len);
-            let path = if cfg.same_names {
-                format!("state/r{rank}.{n}")
-            } else {
-                format!("step.{step}/r{rank}.{n}")
-            };
-            files.push(FileDecl { rank: id, path: path.clone(), bytes: len as u64 });
+        for (path, bytes) in planned(&cfg, id, step, value) {
+            files.push(FileDecl { rank: id, path: path.clone(), bytes: bytes.len() as u64 });
             let Some(p) = self.agents.get_mut(&agent).filter(|p| p.alive) else { return };
-            if p.store.full_until > now {
+            if to_files && p.store.full_until > now {
                 ok = false;
                 continue;
             }
             let mut written = bytes.clone();
             if short {
-                written.truncate(len / 2);
+                written.truncate(bytes.len() / 2);
             }
-            p.store.files.insert((key, slot, id, path.clone()), written);
+            if to_files {
+                p.store.files.insert((key, slot, id, path.clone()), written);
+            } else {
+                copies.push((path.clone(), written));
+            }
             self.judge.wrote(key, Piece { rank: id, path, bytes });
         }
+        let lent = std::mem::take(&mut self.rank(app, rank).lent);
+        let memory = self.copy_in(agent, &lent, &copies);
+        if self.violation.is_some() {
+            return;
+        }
+        ok &= memory.is_some();
+        let memory = memory.unwrap_or_default();
         self.judge_wrote(key, id, step, value, ok);
         let r = self.rank(app, rank);
         r.files.clone_from(&files);
         r.open = Some((key, ok));
-        let own = Own { valid: ok, files, write_us: 1, blocked_us: 1, settings: Vec::new() };
+        let own = Own { valid: ok, files, memory, write_us: 1, blocked_us: 1, ..Own::default() };
         self.ask(app, rank, State::Complete, Ask::Complete, own);
     }
 

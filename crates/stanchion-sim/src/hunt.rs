@@ -77,6 +77,8 @@ pub const BUGS: &[stanchion_core::bugs::Bug] = {
         SilentFreshStart,
         DecideAgain,
         EvictBeforeFlush,
+        LendMapped,
+        FreeData,
     ]
 };
 

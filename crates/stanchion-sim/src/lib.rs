@@ -12,6 +12,7 @@ pub mod ctrl;
 pub mod fault;
 pub mod hunt;
 pub mod judge;
+pub mod memory;
 pub mod net;
 pub mod prefix;
 pub mod rng;

@@ -23,6 +23,8 @@ pub struct App {
     pub output_every: u64,
     /// File names carry no step: each dataset replaces the one before in the prefix.
     pub same_names: bool,
+    /// Ranks write into their agents' shared memory.
+    pub memory: bool,
     /// Ranks wait for a level after so many of a thousand datasets.
     pub wait_permille: u32,
 }
@@ -40,6 +42,8 @@ pub struct Scenario {
     pub settings: Settings,
     /// The application.
     pub app: App,
+    /// Shared memory of each agent, bytes.
+    pub pool_bytes_max: u64,
     /// Messages keep their order between two processes.
     pub fifo: bool,
     /// Longest usual way of a message, microseconds.
@@ -73,7 +77,9 @@ impl Scenario {
             output_every: rng.pick(&[0, 0, 2, 3]),
             same_names: rng.chance(150),
             wait_permille: rng.pick(&[0, 300, 800]),
+            memory: rng.chance(500),
         };
+        let pool_bytes_max = 4096 * rng.pick(&[2, 6, 20, 60, 200]);
         let settings = settings(rng);
         let horizon = 2_000 + app.steps * (app.step_ms + 400);
         let faults = fault::faults(&mut Rng::new(seed, 2), horizon);
@@ -83,6 +89,7 @@ impl Scenario {
             spares,
             settings,
             app,
+            pool_bytes_max,
             fifo: rng.chance(500),
             hop_us: rng.pick(&[300, 3_000, 20_000]),
             work_us: rng.pick(&[1_000, 10_000, 60_000]),
@@ -132,6 +139,10 @@ fn settings(rng: &mut Rng) -> Settings {
     set("start_timeout_ms", 5_000);
     set("silence_timeout_ms", rng.range(2_500, 6_000));
     set("orphan_grace_ms", rng.range(500, 2_000));
+    set("pool_wait_ms", rng.range(300, 4_000));
+    set("pool_ready_ms", rng.range(10, 500));
+    set("pool_idle_ms", rng.range(500, 3_000));
+    s.set("pool_full", rng.pick(&["wait", "wait", "skip"])).expect("a word of the table");
     s.set("scheme", scheme.as_str()).expect("a scheme of the table");
     s
 }

@@ -3,6 +3,7 @@
 use crate::app::{App, RankEvent};
 use crate::fault::{Moment, What, When};
 use crate::judge::Judge;
+use crate::memory::Memory;
 use crate::prefix::Prefix;
 use crate::rng::{Rng, mix};
 use crate::scenario::Scenario;
@@ -60,6 +61,8 @@ pub enum Event {
     Request(AgentId, ConnId, Box<Request>),
     /// A rank's connection closed.
     ConnGone(AgentId, ConnId),
+    /// Something happened to an agent's shared memory.
+    Memory(AgentId, Box<AgentEvent>),
     /// A task's next step; false: a cancelled task that is not quick enough to stop.
     Task(AgentId, TaskId, bool),
     /// Something happens to a rank.
@@ -116,6 +119,8 @@ pub struct AgentProc {
     pub frozen: u64,
     /// Its cache.
     pub store: Store,
+    /// Its shared memory.
+    pub memory: Memory,
     /// Its tasks.
     pub tasks: BTreeMap<TaskId, Running>,
     /// Tasks that were cancelled but take one more step.
@@ -195,6 +200,8 @@ pub struct World {
     moments: BTreeMap<Moment, u32>,
     pub(crate) run: u32,
     pub(crate) next_run_queued: bool,
+    /// Connections whose processes live on, with what they have mapped.
+    pub lingering: BTreeSet<ConnId>,
     /// What ranks will do wrong next.
     pub armed: Vec<What>,
     /// The broken rule, if any.
@@ -226,6 +233,7 @@ impl World {
             moments: BTreeMap::new(),
             run: 0,
             next_run_queued: false,
+            lingering: BTreeSet::new(),
             armed: Vec::new(),
             violation: None,
             trace: trace.then(Vec::new),
@@ -336,6 +344,7 @@ impl World {
             Event::CtrlEnds(c, _) => Some(Peer::Ctrl(*c)),
             Event::Request(a, ..)
             | Event::ConnGone(a, _)
+            | Event::Memory(a, _)
             | Event::Task(a, ..)
             | Event::TakeEpoch(a, _) => Some(Peer::Agent(*a)),
             _ => None,
@@ -370,7 +379,8 @@ impl World {
                 let event = AgentEvent::RankRequest { conn, request: *request };
                 self.agent_event(a, None, event);
             }
-            Event::ConnGone(a, conn) => self.agent_event(a, None, AgentEvent::RankGone(conn)),
+            Event::ConnGone(a, conn) => self.conn_gone(a, conn),
+            Event::Memory(a, event) => self.agent_event(a, None, *event),
             Event::Task(a, task, wanted) => self.task_step(a, task, wanted),
             Event::Rank(app, rank, event) => self.rank_event(app, rank, event),
             Event::LauncherKills(app) => self.launcher_kills(app),

@@ -252,6 +252,7 @@ fn in_runtime(
         prefix: dir.info().prefix.clone(),
         cache: PathBuf::new(),
         root: PathBuf::new(),
+        agents_here: core.agents,
         settings: core.settings.pairs(),
     };
     // On this thread: the application's parent-death signal is bound to the thread that starts it.

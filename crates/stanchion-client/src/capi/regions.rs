@@ -23,7 +23,7 @@ pub unsafe extern "C" fn stn_protect(
 ) -> c_int {
     const CALL: &str = "protect";
     let refuse = |what| Err(Error::Argument { call: CALL, what });
-    let protect = |regions: &mut Regions| {
+    let protect = |c: &mut crate::Client, regions: &mut Regions| {
         if start.is_null() && bytes != 0 {
             return refuse("a null pointer with a size");
         }
@@ -33,11 +33,11 @@ pub unsafe extern "C" fn stn_protect(
         if regions.len() >= REGIONS_MAX && !regions.contains_key(&region_id) {
             return refuse("a rank may protect 65536 regions, not more");
         }
-        regions.insert(region_id, (start.cast(), bytes));
-        Ok(())
+        let old = regions.insert(region_id, (start.cast(), bytes)).map_or(0, |(_, bytes)| bytes);
+        c.expect(old as u64, bytes as u64)
     };
     // SAFETY: as the caller promises.
-    unsafe { call_with_regions(ctx, |_, regions| protect(regions)) }
+    unsafe { call_with_regions(ctx, protect) }
 }
 
 /// See `stanchion.h`.
@@ -46,12 +46,13 @@ pub unsafe extern "C" fn stn_protect(
 /// `ctx` is NULL or a context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stn_unprotect(ctx: *mut stn_ctx, region_id: u64) -> c_int {
-    let unprotect = |regions: &mut Regions| match regions.remove(&region_id) {
-        Some(_) => Ok(()),
+    let unprotect = |c: &mut crate::Client, regions: &mut Regions| match regions.remove(&region_id)
+    {
+        Some((_, bytes)) => c.expect(bytes as u64, 0),
         None => Err(Error::NoRegion { call: "unprotect", id: region_id }),
     };
     // SAFETY: as the caller promises.
-    unsafe { call_with_regions(ctx, |_, regions| unprotect(regions)) }
+    unsafe { call_with_regions(ctx, unprotect) }
 }
 
 /// See `stanchion.h`.

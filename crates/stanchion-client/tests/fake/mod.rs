@@ -102,6 +102,9 @@ impl Model {
                 self.warnings.push(text.clone());
                 Answer::Ok
             }
+            // An agent whose pool is too small for anything: regions become files.
+            Request::Reserve { .. } | Request::Lend { .. } => Answer::Lent(Vec::new()),
+            Request::OpenMemory { .. } => Answer::Memory(Vec::new()),
             Request::GetSetting { name } => Answer::Setting(
                 self.settings.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone()),
             ),

@@ -7,10 +7,12 @@
 //! - [`protect`]: digests, manifests, parity, behind the application.
 //! - [`flush`]: the way to the prefix.
 //! - [`restore`]: making a slot whole, from caches or the prefix.
+//! - [`lend`]: the memory that ranks share with this agent.
 //! - [`orphan`]: what happens without a controller.
 
 mod coll;
 mod flush;
+mod lend;
 mod orphan;
 mod protect;
 mod ranks;
@@ -20,6 +22,7 @@ mod root;
 
 use crate::api::{AgentAction, AgentEvent, Millis, Now, TaskResult, Work};
 use crate::bugs::{Bug, Bugs};
+use crate::pool::Pool;
 use crate::tree::Tree;
 use stanchion_format::client::{FLAG_CHECKPOINT, FLAG_OUTPUT};
 use stanchion_format::config::Settings;
@@ -58,6 +61,8 @@ pub struct AgentConfig {
     pub prefix: String,
     /// Settings until a plan brings the job's.
     pub settings: Settings,
+    /// Shared memory for datasets, bytes.
+    pub pool_bytes_max: u64,
     /// Deliberate bugs.
     pub bugs: Bugs,
 }
@@ -225,11 +230,15 @@ pub struct Agent {
     leaving: bool,
     /// Ranks ended by a loss in another incarnation must not be answered.
     probes: BTreeMap<AgentId, Millis>,
+    pool: Pool,
+    /// When the pool was last looked through for what is not needed.
+    pool_shrunk: Millis,
 }
 
 impl Agent {
     /// A new agent, of no incarnation yet.
     pub fn new(cfg: AgentConfig, now: Now) -> Agent {
+        let pool = Pool::new(cfg.settings.number("chunk_bytes"), cfg.pool_bytes_max);
         Agent {
             cfg,
             now,
@@ -250,6 +259,8 @@ impl Agent {
             orphan: orphan::Orphan::new(now.mono),
             leaving: false,
             probes: BTreeMap::new(),
+            pool,
+            pool_shrunk: now.mono,
         }
     }
 
@@ -263,7 +274,13 @@ impl Agent {
             AgentEvent::Message { from, msg } => self.on_message(from, msg),
             AgentEvent::LinkDown(peer) => self.on_link_down(peer),
             AgentEvent::RankRequest { conn, request } => self.on_rank_request(conn, request),
-            AgentEvent::RankGone(conn) => self.on_rank_gone(conn),
+            AgentEvent::RankGone { conn, exited } => {
+                self.on_rank_gone(conn);
+                self.lend_gone(conn, exited);
+            }
+            AgentEvent::Grown { ids, there } => self.lend_grown(&ids, there),
+            AgentEvent::Retired(ids) => self.lend_retired(&ids),
+            AgentEvent::Released(ids) => self.lend_released(&ids),
             AgentEvent::TaskDone { task, result } => self.on_task_done(task, result),
             AgentEvent::Tick => self.on_tick(),
         }
@@ -581,6 +598,7 @@ impl Agent {
             self.tick_root();
         }
         self.tick_waits();
+        self.tick_lend();
     }
 
     fn tick_probes(&mut self) {

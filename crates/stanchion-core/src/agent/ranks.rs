@@ -101,6 +101,17 @@ impl Ranks {
         self.open = None;
     }
 
+    /// The rank behind a connection, and its slot.
+    pub(super) fn behind(&self, conn: ConnId) -> Option<(RankId, SlotId)> {
+        let rank = self.by_conn.get(&conn)?;
+        Some((*rank, self.ranks.get(rank)?.slot))
+    }
+
+    /// Is the restart dataset being read?
+    pub(super) fn reading(&self) -> bool {
+        self.restart_started
+    }
+
     pub(super) fn slot_of(&self, rank: RankId) -> Option<SlotId> {
         self.ranks.get(&rank).map(|r| r.slot)
     }
@@ -152,11 +163,11 @@ impl Ranks {
 }
 
 impl Agent {
-    fn answer(&mut self, conn: ConnId, answer: Answer) {
+    pub(super) fn answer(&mut self, conn: ConnId, answer: Answer) {
         self.out.push(AgentAction::Answer { conn, answer: Box::new(answer) });
     }
 
-    fn fail(&mut self, conn: ConnId, code: Code, text: String) {
+    pub(super) fn fail(&mut self, conn: ConnId, code: Code, text: String) {
         let mut text = text;
         if text.len() > limits::TEXT_BYTES_MAX {
             let mut cut = limits::TEXT_BYTES_MAX;
@@ -200,6 +211,9 @@ impl Agent {
                 self.log(Severity::Warn, shown);
                 self.answer(conn, Answer::Ok);
             }
+            Request::Reserve { bytes } => self.on_reserve(conn, bytes),
+            Request::Lend { bytes } => self.on_lend(conn, bytes),
+            Request::OpenMemory { path, from } => self.on_open_memory(conn, path, from),
             Request::GetSetting { name } => {
                 let value = stanchion_format::config::find(&name)
                     .ok()
@@ -324,13 +338,20 @@ impl Agent {
             ask: Some(ask.clone()),
             ask_rank: rank_id,
             settings: own.settings.clone(),
-            times: Times { write_us: own.write_us, blocked_us: own.blocked_us, ..Times::default() },
+            times: Times {
+                write_us: own.write_us,
+                blocked_us: own.blocked_us,
+                copy_us: own.copy_us,
+                pool_us: own.pool_us,
+                ..Times::default()
+            },
             ..Contrib::default()
         };
         match ask {
             Ask::Complete => {
                 part.ranges = vec![RankRange { first: rank_id, count: 1, slot }];
                 part.trouble = self.take_files(rank_id, slot, &own, &mut part);
+                self.take_memory(conn, rank_id, own, &mut part.trouble);
             }
             Ask::CompleteRestart if !own.valid => {
                 part.trouble = Some(Trouble::new(Cause::SaidInvalid).rank(rank_id).slot(slot));

@@ -41,7 +41,11 @@ impl Cache {
                 return Err(trouble(Cause::SamePath));
             }
             let path = self.file_path(key, slot, decl.rank, &decl.path);
-            let stat = self.fs.stat(&path).map_err(|e| trouble(cause(e)))?;
+            let stat = match self.memory.open(&path) {
+                Some(file) => file.stat(),
+                None => self.fs.stat(&path),
+            };
+            let stat = stat.map_err(|e| trouble(cause(e)))?;
             regular(stat.kind).map_err(|e| trouble(cause(e)))?;
             if stat.bytes != decl.bytes {
                 return Err(trouble(Cause::Size { want: decl.bytes, have: stat.bytes }));
@@ -152,6 +156,7 @@ impl Cache {
         path: &str,
     ) -> Result<Box<dyn Handle>, Trouble> {
         let place = self.file_path(key, slot, rank, path);
+        self.memory.remove(|path, _| path == place);
         let make = || {
             fs::make_dirs(&*self.fs, place.parent().ok_or(Errno::INVAL)?, 0o700)?;
             fs::remove_tree(&*self.fs, &place)?;

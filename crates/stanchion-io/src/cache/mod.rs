@@ -18,9 +18,11 @@ use stanchion_format::peer::{Cause, Trouble};
 
 use crate::fs::{self, Fs, How, Kind, PosixFs};
 use crate::trouble::At;
+use memory::MemFiles;
 use usage::Usage;
 
 mod chunks;
+pub mod memory;
 mod parity;
 mod usage;
 mod verify;
@@ -33,6 +35,8 @@ pub struct Cache {
     /// Is `root` a directory of the system, to be removed in the end?
     real: bool,
     usage: Mutex<Usage>,
+    /// Files that are not in the directory but in shared memory.
+    memory: MemFiles,
     /// Held while a file's permission bits are lifted for opening it.
     lifting: Mutex<()>,
 }
@@ -63,6 +67,7 @@ impl Cache {
             root: name.to_owned(),
             real: false,
             usage: Mutex::new(Usage::new(bytes_max)),
+            memory: MemFiles::new(Box::new(|_| {})),
             lifting: Mutex::new(()),
         })
     }
@@ -103,6 +108,7 @@ impl Cache {
 
     /// Removes datasets. What cannot be removed is logged: nothing else can be done about it.
     pub fn evict(&self, keys: &[Key]) {
+        self.forget_memory(keys);
         for key in keys {
             let dir = key_dir(*key);
             if let Err(e) = fs::remove_tree(&*self.fs, Path::new(&dir)) {
@@ -114,6 +120,7 @@ impl Cache {
 
     /// Removes everything, the directory included (FM-V4).
     pub fn remove_all(&self) {
+        self.memory.remove(|_, _| true);
         let contents = fs::remove_contents(&*self.fs, Path::new(""));
         let done = contents.and_then(|()| match self.real {
             true => fs::gone_is_fine(rustix::fs::rmdir(&self.root)),
@@ -137,6 +144,9 @@ impl Cache {
     /// Opens an existing file even if its permission bits do not allow it: applications make read-only
     /// files, which are ours all the same.
     fn open_file(&self, path: &Path, how: How) -> fs::Result<Box<dyn fs::Handle>> {
+        if let Some(file) = self.memory.open(path) {
+            return Ok(file);
+        }
         match self.fs.open(path, how) {
             Err(Errno::ACCESS) => {}
             other => return other,

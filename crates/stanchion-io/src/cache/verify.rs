@@ -55,6 +55,8 @@ impl Cache {
         cancel: &dyn Fn() -> bool,
     ) -> Result<Found, Trouble> {
         let path = self.file_path(m.key, m.slot, entry.rank, &entry.path);
+        // One in memory has the size it has; of another it is as good as missing.
+        self.memory.remove(|place, bytes| place == path && bytes != entry.bytes);
         let file = match self.open_file(&path, How::Write) {
             // Any other error (no descriptors, no memory) says nothing about the file, which may be good.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::ISDIR | Errno::LOOP | Errno::IO) => {
@@ -105,6 +107,7 @@ impl Cache {
             files.insert(path);
         }
         let top = slot_dir(m.key, m.slot);
+        self.memory.remove(|path, _| path.starts_with(&top) && !files.contains(path));
         let clean = || {
             let entries = match self.fs.list(&top) {
                 Err(Errno::NOENT) => return Ok(()),

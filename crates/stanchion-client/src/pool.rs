@@ -1,0 +1,180 @@
+//! Shared memory of the agent, and writing into it.
+//!
+//! What was mapped once stays mapped: mapping costs as much as the copy. Whether an extent may be written to is the
+//! agent's word alone: what it lent, from its answer to `Lend` until this rank says `Complete`.
+
+use crate::client::Client;
+use crate::error::Error;
+use stanchion_format::client::{Lent, MemoryFile, Part, PartFrom};
+use stanchion_format::ids::ExtentId;
+use stanchion_format::regions::ALIGN;
+use stanchion_mem::{Mapping, MemError};
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// Reservations grow by at least so much, bytes: one request for many small regions.
+const RESERVE_STEP: u64 = 4 << 20;
+const ZEROS: [u8; 4096] = [0; 4096];
+
+/// Where the time of a copy went.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PoolTimes {
+    /// Asking for memory, and waiting for it.
+    pub wait: Duration,
+    /// Copying.
+    pub copy: Duration,
+}
+
+impl PoolTimes {
+    pub(crate) fn add(&mut self, other: PoolTimes) {
+        self.wait += other.wait;
+        self.copy += other.copy;
+    }
+}
+
+/// The agent's memory as far as it is mapped here.
+#[derive(Debug, Default)]
+pub(crate) struct PoolMap {
+    maps: HashMap<ExtentId, Mapping>,
+    expected: u64,
+    reserved: u64,
+}
+
+impl PoolMap {
+    /// Maps what is new. False if the answer makes no sense.
+    pub(crate) fn take(&mut self, lent: &[Lent], fds: Vec<OwnedFd>) -> Result<bool, Error> {
+        let fresh = lent.iter().filter(|l| l.fresh).count();
+        let known = lent.iter().all(|l| {
+            l.bytes > 0
+                && (l.fresh || self.maps.get(&l.id).is_some_and(|m| m.len() as u64 == l.bytes))
+        });
+        if fresh != fds.len() || !known {
+            return Ok(false);
+        }
+        for (lent, fd) in lent.iter().filter(|l| l.fresh).zip(fds) {
+            let mapping = Mapping::of(fd, lent.bytes)?;
+            mapping.warm(&|| false)?;
+            self.maps.insert(lent.id, mapping);
+        }
+        Ok(true)
+    }
+
+    /// A part of what is written has `new` bytes now, not `old`; what to reserve then, if it is more than before.
+    pub(crate) fn expect(&mut self, old: u64, new: u64) -> Option<u64> {
+        let page = |bytes: u64| bytes.checked_next_multiple_of(ALIGN).unwrap_or(bytes);
+        self.expected = self.expected.saturating_sub(page(old)).saturating_add(page(new));
+        let bytes = self.expected.saturating_add(ALIGN);
+        if bytes <= self.reserved {
+            return None;
+        }
+        self.reserved = bytes.checked_next_multiple_of(RESERVE_STEP).unwrap_or(bytes);
+        Some(self.reserved)
+    }
+
+    fn map(&self, id: ExtentId) -> &Mapping {
+        self.maps.get(&id).expect("what is lent was mapped when it came")
+    }
+}
+
+/// A file that is written into the pool from its beginning to its end.
+#[derive(Debug)]
+pub(crate) struct PoolWriter {
+    /// Bytes that are still to come, as far as that is known.
+    left: u64,
+    written: u64,
+    /// Lent and not full; how much of the first is used.
+    lent: VecDeque<Lent>,
+    used: u64,
+    parts: Vec<Part>,
+    times: PoolTimes,
+}
+
+/// What a write came to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Put {
+    /// It is in the pool.
+    Done,
+    /// The pool is too small for it.
+    TooLarge,
+}
+
+impl PoolWriter {
+    /// For about `bytes` bytes.
+    pub(crate) fn new(bytes: u64) -> PoolWriter {
+        PoolWriter {
+            left: bytes,
+            written: 0,
+            lent: VecDeque::new(),
+            used: 0,
+            parts: Vec::new(),
+            times: PoolTimes::default(),
+        }
+    }
+
+    /// Bytes so far.
+    pub(crate) fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Adds bytes.
+    pub(crate) fn put(&mut self, client: &mut Client, mut bytes: &[u8]) -> Result<Put, Error> {
+        while !bytes.is_empty() {
+            let Some(first) = self.lent.front().copied() else {
+                let start = Instant::now();
+                let lent = client.lend("checkpoint", self.left.max(bytes.len() as u64))?;
+                self.times.wait += start.elapsed();
+                if lent.is_empty() {
+                    return Ok(Put::TooLarge);
+                }
+                self.lent.extend(lent);
+                continue;
+            };
+            let room = usize::try_from(first.bytes - self.used)
+                .map_err(|_| MemError::Size(first.bytes))?;
+            let (now, later) = bytes.split_at(room.min(bytes.len()));
+            let start = Instant::now();
+            let offset = self.used as usize;
+            client.pool().map(first.id).write(offset, now);
+            self.times.copy += start.elapsed();
+            self.note(first.id, self.used, now.len() as u64);
+            self.used += now.len() as u64;
+            if self.used == first.bytes {
+                self.lent.pop_front();
+                self.used = 0;
+            }
+            bytes = later;
+        }
+        Ok(Put::Done)
+    }
+
+    /// Adds zeros up to `offset`.
+    pub(crate) fn pad(&mut self, client: &mut Client, offset: u64) -> Result<Put, Error> {
+        while self.written < offset {
+            let zeros =
+                ZEROS.len().min(usize::try_from(offset - self.written).unwrap_or(usize::MAX));
+            if self.put(client, &ZEROS[..zeros])? == Put::TooLarge {
+                return Ok(Put::TooLarge);
+            }
+        }
+        Ok(Put::Done)
+    }
+
+    fn note(&mut self, id: ExtentId, offset: u64, bytes: u64) {
+        self.written += bytes;
+        self.left = self.left.saturating_sub(bytes);
+        match self.parts.last_mut() {
+            Some(Part { from: PartFrom::Extent { id: last, offset: at }, bytes: had })
+                if *last == id && *at + *had == offset =>
+            {
+                *had += bytes;
+            }
+            _ => self.parts.push(Part { from: PartFrom::Extent { id, offset }, bytes }),
+        }
+    }
+
+    /// The file as it is to be declared, and the time it took.
+    pub(crate) fn finish(self, path: String) -> (MemoryFile, u64, PoolTimes) {
+        (MemoryFile { path, base: None, parts: self.parts }, self.written, self.times)
+    }
+}

@@ -1,0 +1,140 @@
+//! A file of the dataset that is being read, wherever it lies.
+
+use crate::client::Client;
+use crate::error::{Error, Words};
+use stanchion_format::client::MemoryAt;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+
+/// It can be read at any place.
+#[derive(Debug)]
+pub(crate) struct Source {
+    /// Its size, bytes.
+    pub bytes: u64,
+    /// For messages.
+    pub name: String,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    File(File),
+    /// In the pool of the agent; a window of its parts is known, from `from` on.
+    Memory {
+        path: String,
+        from: u64,
+        parts: Vec<MemoryAt>,
+        fds: Vec<OwnedFd>,
+    },
+}
+
+impl Source {
+    /// Opens the file that the application calls `name`.
+    pub(crate) fn open(
+        client: &mut Client,
+        call: &'static str,
+        name: &str,
+    ) -> Result<Source, Error> {
+        let decl = client.reading_file(name)?;
+        let (parts, fds) = client.open_memory(call, &decl.path, 0)?;
+        if !parts.is_empty() {
+            let place = Place::Memory { path: decl.path.clone(), from: 0, parts, fds };
+            return Ok(Source { bytes: decl.bytes, name: decl.path, place });
+        }
+        let place = client.route(name)?;
+        let failed = |cause| Error::Io {
+            what: "cannot read file of the restart",
+            path: Words::name(&place),
+            cause,
+        };
+        let file = File::open(&place).map_err(failed)?;
+        let bytes = file.metadata().map_err(failed)?.len();
+        Ok(Source { bytes, name: place, place: Place::File(file) })
+    }
+
+    /// Fills `buf` from `offset` on; `UnexpectedEof` beyond the end.
+    pub(crate) fn read(
+        &mut self,
+        client: &mut Client,
+        call: &'static str,
+        buf: &mut [u8],
+        offset: u64,
+    ) -> Result<(), Error> {
+        let name = self.name.clone();
+        let failed = |cause| Error::Io { what: "cannot read", path: Words::name(&name), cause };
+        match &mut self.place {
+            Place::File(file) => file.read_exact_at(buf, offset).map_err(failed),
+            Place::Memory { path, from, parts, fds } => {
+                let mut done = 0;
+                while done < buf.len() {
+                    let at = offset + done as u64;
+                    let Some((part, skip)) = find(parts, *from, at) else {
+                        (*parts, *fds) = client.open_memory(call, path, at)?;
+                        *from = at;
+                        if parts.is_empty() {
+                            return Err(failed(ErrorKind::UnexpectedEof.into()));
+                        }
+                        continue;
+                    };
+                    let left = usize::try_from(part.bytes - skip).unwrap_or(usize::MAX);
+                    let step = left.min(buf.len() - done);
+                    let fd = &fds[part.fd as usize];
+                    read_all(fd, &mut buf[done..done + step], part.offset + skip)
+                        .map_err(failed)?;
+                    done += step;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The part that has the byte at `at`, and how far into it that is. `from`: where the first part begins.
+fn find(parts: &[MemoryAt], from: u64, at: u64) -> Option<(MemoryAt, u64)> {
+    let mut start = from;
+    if at < from {
+        return None;
+    }
+    for part in parts {
+        let end = start.saturating_add(part.bytes);
+        if at < end {
+            return Some((*part, at - start));
+        }
+        start = end;
+    }
+    None
+}
+
+fn read_all(fd: &OwnedFd, mut buf: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !buf.is_empty() {
+        match rustix::io::pread(fd, &mut *buf, offset) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(n) => {
+                buf = &mut buf[n..];
+                offset += n as u64;
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_found_by_their_place() {
+        let at = |bytes, fd| MemoryAt { bytes, fd, offset: 7 };
+        let parts = [at(10, 0), at(1, 1), at(5, 2)];
+        assert_eq!(find(&parts, 100, 99), None);
+        assert_eq!(find(&parts, 100, 100), Some((parts[0], 0)));
+        assert_eq!(find(&parts, 100, 109), Some((parts[0], 9)));
+        assert_eq!(find(&parts, 100, 110), Some((parts[1], 0)));
+        assert_eq!(find(&parts, 100, 113), Some((parts[2], 2)));
+        assert_eq!(find(&parts, 100, 116), None);
+    }
+}

@@ -1,0 +1,189 @@
+//! The memory that ranks share with this agent (FM-P1 to FM-P5); who has what, [`crate::pool`] knows.
+
+use super::Agent;
+use crate::api::{AgentAction, ConnId};
+use crate::bugs::Bug;
+use crate::pool::Do;
+use stanchion_format::client::{Answer, Code, MemoryFile, Own, PartFrom};
+use stanchion_format::ids::{ExtentId, RankId};
+use stanchion_format::limits::MEMORY_PARTS_MAX;
+use stanchion_format::name;
+use stanchion_format::peer::{Cause, Trouble};
+use std::collections::BTreeSet;
+
+impl Agent {
+    fn pool_do(&mut self, wishes: Vec<Do>) {
+        for wish in wishes {
+            match wish {
+                Do::Grow(extents) => self.out.push(AgentAction::Grow(extents)),
+                Do::Retire(ids) => self.out.push(AgentAction::Retire(ids)),
+                Do::Lend(conn, extents) => self.answer(conn, Answer::Lent(extents)),
+                Do::Full(conn) => self.pool_full(conn),
+            }
+        }
+    }
+
+    fn pool_full(&mut self, conn: ConnId) {
+        let usage = self.pool.usage();
+        let waits = self.settings().text("pool_full") != "skip";
+        let (code, waited) = match waits {
+            true => {
+                let ms = self.settings().number("pool_wait_ms");
+                (Code::Timeout, format!(" and nothing came back in {ms} ms"))
+            }
+            false => (Code::Space, String::new()),
+        };
+        let text = format!(
+            "the pool is full{waited}: {} of {} bytes are datasets that are not evicted yet; raise pool_bytes_max, \
+             or take checkpoints further apart",
+            usage.held, usage.max
+        );
+        self.fail(conn, code, text);
+    }
+
+    pub(super) fn on_reserve(&mut self, conn: ConnId, bytes: u64) {
+        // One more than is kept: the one that is being written.
+        let sets = self.settings().number("cache_datasets").saturating_add(1);
+        let deadline = self.now.mono.after(self.settings().number("pool_ready_ms"));
+        let wishes = self.pool.reserve(conn, bytes.saturating_mul(sets), deadline, self.now.mono);
+        self.pool_do(wishes);
+    }
+
+    pub(super) fn on_lend(&mut self, conn: ConnId, bytes: u64) {
+        if self.ranks.open_dataset().is_none() {
+            let text = "no dataset is being written: memory is lent between start and complete";
+            self.fail(conn, Code::State, text.into());
+            return;
+        }
+        let waits = self.settings().text("pool_full") != "skip";
+        let wait = if waits { self.settings().number("pool_wait_ms") } else { 0 };
+        let deadline = self.now.mono.after(wait);
+        let wishes = self.pool.lend(conn, bytes, deadline, self.now.mono);
+        self.pool_do(wishes);
+    }
+
+    pub(super) fn on_open_memory(&mut self, conn: ConnId, path: String, from: u64) {
+        let restart = self.view.as_ref().and_then(|v| v.plan.restart).map(|(key, _)| key);
+        let behind = self.ranks.behind(conn).filter(|_| self.ranks.reading());
+        let (Some(key), Some((rank, slot))) = (restart, behind) else {
+            self.fail(conn, Code::State, "no dataset is being read".into());
+            return;
+        };
+        if name::check_path(&path).is_err() {
+            self.fail(conn, Code::Invalid, "the path is not one of a dataset".into());
+            return;
+        }
+        self.out.push(AgentAction::OpenMemory { conn, key, slot, rank, path, from });
+    }
+
+    /// What the rank has written into the pool becomes its dataset's; what it was lent beside that is free.
+    pub(super) fn take_memory(
+        &mut self,
+        conn: ConnId,
+        rank: RankId,
+        own: Own,
+        trouble: &mut Option<Trouble>,
+    ) {
+        let found = match trouble {
+            None => self.check_memory(conn, &own),
+            Some(_) => Ok((Vec::new(), BTreeSet::new())),
+        };
+        let (files, used) = found.unwrap_or_else(|cause| {
+            *trouble = Some(Trouble::new(cause).rank(rank));
+            (Vec::new(), BTreeSet::new())
+        });
+        let used: Vec<ExtentId> = used.into_iter().collect();
+        let mut wishes = self.pool.complete(conn, &used, self.now.mono);
+        if self.bug(Bug::FreeData) {
+            wishes.extend(self.pool.released(&used, self.now.mono));
+        }
+        if !files.is_empty()
+            && let Some(key) = self.ranks.open_dataset()
+            && let Some((_, slot)) = self.ranks.behind(conn)
+        {
+            self.out.push(AgentAction::Keep { key, slot, rank, files });
+        }
+        // After `Keep`: what is lent next must not be what it refers to.
+        self.pool_do(wishes);
+    }
+
+    /// FM-P5: parts lie within extents that are lent to this rank, and make up the declared size.
+    fn check_memory(
+        &self,
+        conn: ConnId,
+        own: &Own,
+    ) -> Result<(Vec<(MemoryFile, u64)>, BTreeSet<ExtentId>), Cause> {
+        let mut files = Vec::new();
+        let mut used = BTreeSet::new();
+        let mut parts = 0usize;
+        for file in &own.memory {
+            let declared = own.files.iter().find(|f| f.path == file.path);
+            let declared = declared.ok_or(Cause::Malformed)?;
+            parts = parts.saturating_add(file.parts.len());
+            if parts > MEMORY_PARTS_MAX {
+                return Err(Cause::Malformed);
+            }
+            let mut bytes = 0u64;
+            for part in &file.parts {
+                bytes = bytes.checked_add(part.bytes).ok_or(Cause::Malformed)?;
+                let ends = |offset: u64| offset.checked_add(part.bytes).ok_or(Cause::Malformed);
+                match part.from {
+                    PartFrom::Extent { id, offset } => {
+                        let lent = self.pool.lent(conn, id).ok_or(Cause::Malformed)?;
+                        if ends(offset)? > lent || part.bytes == 0 {
+                            return Err(Cause::Malformed);
+                        }
+                        used.insert(id);
+                    }
+                    PartFrom::Base { offset } => {
+                        ends(offset)?;
+                        if file.base.is_none() || part.bytes == 0 {
+                            return Err(Cause::Malformed);
+                        }
+                    }
+                }
+            }
+            if bytes != declared.bytes {
+                return Err(Cause::Size { want: declared.bytes, have: bytes });
+            }
+            files.push((file.clone(), declared.bytes));
+        }
+        Ok((files, used))
+    }
+
+    pub(super) fn lend_gone(&mut self, conn: ConnId, exited: bool) {
+        let wishes = self.pool.gone(conn, exited || self.bug(Bug::LendMapped), self.now.mono);
+        self.pool_do(wishes);
+    }
+
+    pub(super) fn lend_grown(&mut self, ids: &[ExtentId], there: bool) {
+        let now = self.now.mono;
+        let wishes = if there { self.pool.grown(ids, now) } else { self.pool.not_grown(ids, now) };
+        self.pool_do(wishes);
+    }
+
+    pub(super) fn lend_retired(&mut self, ids: &[ExtentId]) {
+        let wishes = self.pool.retired(ids, self.now.mono);
+        self.pool_do(wishes);
+    }
+
+    pub(super) fn lend_released(&mut self, ids: &[ExtentId]) {
+        let wishes = self.pool.released(ids, self.now.mono);
+        self.pool_do(wishes);
+    }
+
+    pub(super) fn tick_lend(&mut self) {
+        let mut wishes = self.pool.tick(self.now.mono);
+        let idle = self.settings().number("pool_idle_ms");
+        if self.now.mono.since(self.pool_shrunk) >= idle {
+            self.pool_shrunk = self.now.mono;
+            wishes.extend(self.pool.shrink());
+        }
+        self.pool_do(wishes);
+    }
+
+    /// The pool in numbers, for the status.
+    pub fn pool_usage(&self) -> crate::pool::Usage {
+        self.pool.usage()
+    }
+}

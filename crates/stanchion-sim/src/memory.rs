@@ -1,0 +1,176 @@
+//! The agents' shared memory: extents that come and go, who has them mapped, and which files are in them.
+//!
+//! What a rank copies into its extents becomes the file's bytes when the agent keeps it; from then on the rules are
+//! looked after: nobody writes where a dataset is (FM-P3), and nobody is lent what another living process maps
+//! (FM-P2).
+
+use crate::store::FileId;
+use crate::world::{Event, World};
+use stanchion_core::api::{AgentEvent, ConnId};
+use stanchion_format::client::{Lent, MemoryFile, Part, PartFrom};
+use stanchion_format::ids::{AgentId, ExtentId, Key, RankId, SlotId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// One agent's shared memory.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    /// Extents that exist.
+    extents: BTreeMap<ExtentId, Vec<u8>>,
+    /// Who has mapped them.
+    mapped: BTreeMap<ExtentId, BTreeSet<ConnId>>,
+    /// Files that are in them.
+    files: BTreeMap<FileId, Vec<ExtentId>>,
+}
+
+impl World {
+    /// Memory is made, or is not: systems run out of it.
+    pub(crate) fn grow(&mut self, id: AgentId, extents: Vec<(ExtentId, u64)>) {
+        for (extent, bytes) in extents {
+            let full = self.agents[&id].store.full_until > self.now;
+            let there = !full || self.rng.chance(500);
+            if there && let Some(p) = self.agents.get_mut(&id) {
+                p.memory.extents.insert(extent, vec![0; bytes as usize]);
+                let total: u64 = p.memory.extents.values().map(|e| e.len() as u64).sum();
+                if total > self.sc.pool_bytes_max {
+                    let text = format!("agent {id} has {total} bytes in its pool");
+                    return self.violate("FM-P1", text);
+                }
+            }
+            let delay = 50 + self.rng.below(self.sc.work_us);
+            let event = AgentEvent::Grown { ids: vec![extent], there };
+            self.push(delay, Event::Memory(id, Box::new(event)));
+        }
+    }
+
+    /// Memory is given back.
+    pub(crate) fn retire(&mut self, id: AgentId, ids: Vec<ExtentId>) {
+        for extent in &ids {
+            self.nobodys(id, *extent, "is given back");
+            if let Some(p) = self.agents.get_mut(&id) {
+                p.memory.extents.remove(extent);
+                p.memory.mapped.remove(extent);
+            }
+        }
+        let delay = 50 + self.rng.below(2_000);
+        self.push(delay, Event::Memory(id, Box::new(AgentEvent::Retired(ids))));
+    }
+
+    /// FM-P3: no dataset has it.
+    fn nobodys(&mut self, id: AgentId, extent: ExtentId, what: &str) {
+        let Some(p) = self.agents.get(&id) else { return };
+        let whose = p.memory.files.iter().find(|(_, ids)| ids.contains(&extent));
+        if let Some((place, _)) = whose {
+            let text = format!("extent {extent} of dataset {} {what} on agent {id}", place.0);
+            self.violate("FM-P3", text);
+        }
+    }
+
+    /// A rank is told what it may map.
+    pub(crate) fn mapped(&mut self, id: AgentId, conn: ConnId, lent: &[Lent]) {
+        for l in lent {
+            let Some(p) = self.agents.get_mut(&id) else { return };
+            let maps = p.memory.mapped.entry(l.id).or_default();
+            let others: Vec<ConnId> = maps.iter().copied().filter(|c| *c != conn).collect();
+            let knew = !maps.insert(conn);
+            let there = p.memory.extents.get(&l.id).is_some_and(|e| e.len() as u64 == l.bytes);
+            if !there || knew == l.fresh {
+                let text = format!("{l:?} on agent {id}: there {there}, mapped before {knew}");
+                return self.violate("FM-P5", text);
+            }
+            if let Some(other) = others.into_iter().find(|c| self.process_lives(*c)) {
+                let text = format!("{:?} is lent to {conn:?} and still mapped by {other:?}", l.id);
+                return self.violate("FM-P2", text);
+            }
+        }
+    }
+
+    /// Is there still a process behind this connection, gone or not?
+    fn process_lives(&self, conn: ConnId) -> bool {
+        let rank = self.conns.get(&conn).map(|(app, rank)| &self.apps[*app].ranks[*rank]);
+        self.lingering.contains(&conn) || rank.is_some_and(|r| r.alive)
+    }
+
+    /// A rank copies files into what it was lent: what it will declare, or nothing if there is not enough.
+    pub(crate) fn copy_in(
+        &mut self,
+        id: AgentId,
+        lent: &[Lent],
+        files: &[(String, Vec<u8>)],
+    ) -> Option<Vec<MemoryFile>> {
+        let mut room: Vec<(ExtentId, u64, u64)> =
+            lent.iter().rev().map(|l| (l.id, 0, l.bytes)).collect();
+        let mut out = Vec::new();
+        for (path, bytes) in files {
+            let mut parts = Vec::new();
+            let mut done = 0;
+            while done < bytes.len() {
+                let (extent, offset, left) = room.pop()?;
+                let step = left.min((bytes.len() - done) as u64);
+                self.nobodys(id, extent, "is written to");
+                let from = offset as usize;
+                let p = self.agents.get_mut(&id)?;
+                p.memory.extents.get_mut(&extent)?[from..from + step as usize]
+                    .copy_from_slice(&bytes[done..done + step as usize]);
+                parts.push(Part { from: PartFrom::Extent { id: extent, offset }, bytes: step });
+                done += step as usize;
+                if left > step {
+                    room.push((extent, offset + step, left - step));
+                }
+            }
+            out.push(MemoryFile { path: path.clone(), base: None, parts });
+        }
+        Some(out)
+    }
+
+    /// The agent takes a rank's files over.
+    pub(crate) fn keep(
+        &mut self,
+        id: AgentId,
+        (key, slot, rank): (Key, SlotId, RankId),
+        files: Vec<(MemoryFile, u64)>,
+    ) {
+        let Some(p) = self.agents.get_mut(&id) else { return };
+        for (file, bytes) in files {
+            let mut all = Vec::new();
+            let mut ids = Vec::new();
+            for part in &file.parts {
+                let PartFrom::Extent { id, offset } = part.from else { continue };
+                let from = offset as usize;
+                let extent =
+                    p.memory.extents.get(&id).and_then(|e| e.get(from..from + part.bytes as usize));
+                all.extend_from_slice(extent.unwrap_or_default());
+                ids.push(id);
+            }
+            if all.len() as u64 == bytes {
+                let place = (key, slot, rank, file.path);
+                p.store.files.insert(place.clone(), all);
+                p.memory.files.insert(place, ids);
+            }
+        }
+    }
+
+    /// Files are gone: what nobody has any more is told to core.
+    pub(crate) fn forget_memory(&mut self, id: AgentId, gone: impl Fn(&FileId) -> bool) {
+        let Some(p) = self.agents.get_mut(&id) else { return };
+        let places: Vec<FileId> = p.memory.files.keys().filter(|f| gone(f)).cloned().collect();
+        let mut freed: BTreeSet<ExtentId> = BTreeSet::new();
+        for place in places {
+            freed.extend(p.memory.files.remove(&place).unwrap_or_default());
+        }
+        freed.retain(|e| !p.memory.files.values().any(|ids| ids.contains(e)));
+        if !freed.is_empty() {
+            let delay = 50 + self.rng.below(5_000);
+            let event = AgentEvent::Released(freed.into_iter().collect());
+            self.push(delay, Event::Memory(id, Box::new(event)));
+        }
+    }
+
+    /// A rank's connection is gone: its process mostly too.
+    pub(crate) fn conn_gone(&mut self, id: AgentId, conn: ConnId) {
+        let exited = !self.rng.chance(100);
+        if !exited {
+            self.lingering.insert(conn);
+        }
+        self.agent_event(id, None, AgentEvent::RankGone { conn, exited });
+    }
+}
