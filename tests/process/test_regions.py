@@ -3,7 +3,10 @@
 heat2d_regions computes what heat2d does, to the bit; the references are those of heat2d-plain.
 """
 
+import os
+import signal
 from functools import partial
+from pathlib import Path
 
 import test_damage
 import test_loss
@@ -12,7 +15,7 @@ from test_loss import ARGS, RANKS, committed, protected, three_losses
 
 PROGRAM = "heat2d_regions"
 FILES = "*.stn"
-APP_FAILED = 3
+APP_FAILED, UNRECOVERABLE = 3, 4
 
 # With a history, so that all three regions have bytes.
 heat = partial(test_loss.heat, program=PROGRAM, mb=1)
@@ -89,13 +92,77 @@ def test_restart_from_the_prefix(lab):
     again.same()
 
 
-def test_a_flipped_byte_in_the_cache(lab):
+def flip_in_pool(agent, mask=0x40):
+    """Flips bits of every rank's regions in an agent's shared memory, of all datasets it keeps; how many."""
+    flipped = 0
+    for fd in Path(f"/proc/{agent['pid']}/fd").iterdir():
+        try:
+            if not os.readlink(fd).startswith("/memfd:stanchion"):
+                continue
+        except OSError:
+            continue
+        with open(fd, "r+b", buffering=0) as memory:
+            if memory.read(8) == b"STNREGN1":
+                byte = os.pread(memory.fileno(), 1, 4100)
+                os.pwrite(memory.fileno(), bytes([byte[0] ^ mask]), 4100)
+                flipped += 1
+    return flipped
+
+
+def damaged_in_pool(lab, nodes):
+    """A run whose regions were damaged in the pools of `nodes`, and whose ranks then died; (run, index)."""
+    run = bare(lab, spares=0, step_ms=40)
+    at, _ = protected(run, committed(run, 0, 2))
+    pids = test_damage.stop_ranks(run)
+    test_damage.newest_protected(run)
+    for node in nodes:
+        agent = run.node(node)
+        # Two are kept; a third may have been begun.
+        check(flip_in_pool(agent) >= 2, f"node {node} has no regions in its pool")
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # the launcher was quicker
+    return run, run.wait_event("app_lost", after=at)[0]
+
+
+def test_a_flipped_byte_in_the_pool(lab):
     # FM-F9, FM-S7: found and repaired from parity.
-    run, at, newest = test_damage.cache_damage(lab, "flip", [1], program=PROGRAM, pattern=FILES)
+    run, at = damaged_in_pool(lab, [1])
     at, chosen = run.wait_event("restart_chosen", after=at)
+    check(chosen["dataset"], f"a restart from nothing: {chosen}")
     at, done = run.wait_event("restore_done", after=at)
-    if chosen["dataset"]["number"] == newest:
-        check(done["repaired_files"], f"no repair was reported: {done}")
+    check(done["repaired_files"], f"no repair was reported: {done}")
+    run.finish()
+    run.same()
+
+
+def test_bytes_flipped_beyond_the_scheme_in_the_pool(lab):
+    # FM-S14: two members of a set, in every dataset there is: no start from nothing.
+    run, at = damaged_in_pool(lab, [0, 1])
+    run.wait_event("skipped", after=at)
+    run.finish(code=UNRECOVERABLE)
+
+
+def test_regions_lie_in_the_pool(lab):
+    # No file of theirs in any cache directory, and all memory is given back.
+    run = bare(lab, spares=0, step_ms=40)
+    protected(run, committed(run, 0, 2))
+    for agent in [a for a in run.agents() if a["alive"] and a["node"] is not None]:
+        left = [p for p in Path(agent["cache"]).rglob(FILES) if p.is_file()]
+        check(not left, f"{agent}: {left}")
+        check(flip_in_pool(agent, mask=0) >= 2, f"node {agent['node']} has no regions in its pool")
+    run.finish()
+    run.same()
+
+
+def test_a_pool_that_is_too_small(lab):
+    # Regions become files, as fast as files are; nothing else changes.
+    run = bare(lab, spares=1, run_args=("--set", "pool_bytes_max=4K", "--set", "chunk_bytes=4K"))
+    at, _ = protected(run, committed(run, 0, 2))
+    run.kill_node(2)
+    run.wait_event("node_lost", after=at)
     run.finish()
     run.same()
 
