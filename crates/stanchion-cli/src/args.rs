@@ -215,6 +215,54 @@ pub struct BenchArgs {
 pub enum Bench {
     /// Time a program is blocked by a checkpoint of its own files, with Stanchion and without
     Routed(RoutedArgs),
+    /// Time a program is blocked by a checkpoint of its memory, beside what the copy alone costs
+    Blocked(BlockedArgs),
+    /// The job of `bench blocked`
+    #[command(hide = true)]
+    BlockedRanks(BlockedRankArgs),
+    /// A rank of it
+    #[command(hide = true)]
+    BlockedRank(BlockedRankArgs),
+}
+
+/// `stanchion bench blocked`.
+#[derive(Debug, Args)]
+pub struct BlockedArgs {
+    /// Ranks
+    #[arg(long, default_value_t = 4)]
+    pub ranks: u32,
+    /// Memory of each, MiB
+    #[arg(long, default_value_t = 256)]
+    pub mb: u64,
+    /// Checkpoints; the first counts by itself
+    #[arg(long, default_value_t = 8)]
+    pub repeats: u32,
+    /// A directory on a disk
+    #[arg(long, value_name = "DIR", default_value = "/tmp")]
+    pub disk: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Exit with 1 if a goal is missed
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// Inside of `stanchion bench blocked`.
+#[derive(Debug, Args)]
+pub struct BlockedRankArgs {
+    #[arg(long, default_value_t = 0)]
+    pub rank: u32,
+    #[arg(long)]
+    pub ranks: u32,
+    #[arg(long)]
+    pub mb: u64,
+    #[arg(long)]
+    pub repeats: u32,
+    #[arg(long)]
+    pub disk: PathBuf,
+    #[arg(long)]
+    pub tmpfs: PathBuf,
 }
 
 /// `stanchion bench routed`.

@@ -1,11 +1,12 @@
-//! `stanchion bench`: ratios against goals, measured side by side in one run.
+//! `stanchion bench routed`: a program's own files.
 
-use crate::args::{Bench, BenchArgs, RoutedArgs};
+use super::{Row, Scratch, Spread, fact, report, spread};
+use crate::args::RoutedArgs;
 use crate::exit::{Exit, Failed, OrExit};
 use crate::out;
 use anyhow::{Context, anyhow};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -15,32 +16,6 @@ use std::process::{Command, Stdio};
 const ROUTED_GOAL: f64 = 1.05;
 /// What of a failed run's output is shown.
 const SHOWN_LINES: usize = 20;
-
-/// Runs a benchmark.
-pub fn bench(args: &BenchArgs) -> Result<Exit, Failed> {
-    match &args.bench {
-        Bench::Routed(args) => routed(args),
-    }
-}
-
-/// One line of the result.
-struct Row {
-    name: String,
-    value: f64,
-    unit: &'static str,
-    /// Holds if the value is at most this.
-    goal: Option<f64>,
-}
-
-impl Row {
-    fn holds(&self) -> Option<bool> {
-        self.goal.map(|goal| self.value <= goal)
-    }
-}
-
-fn fact(name: impl Into<String>, value: f64, unit: &'static str) -> Row {
-    Row { name: name.into(), value, unit, goal: None }
-}
 
 /// What heat2d writes with `--timing`.
 #[derive(Debug, Deserialize)]
@@ -56,26 +31,6 @@ struct Checkpoint {
     start_s: f64,
     write_s: f64,
     complete_s: f64,
-}
-
-/// Directories of one benchmark, removed at its end.
-struct Scratch(Vec<PathBuf>);
-
-impl Scratch {
-    fn add(&mut self, parent: &Path, what: &str) -> anyhow::Result<PathBuf> {
-        let path = parent.join(format!("stanchion-bench-{}-{what}", std::process::id()));
-        std::fs::create_dir(&path).with_context(|| format!("{} cannot be made", path.display()))?;
-        self.0.push(path.clone());
-        Ok(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        for path in &self.0 {
-            let _best_effort = std::fs::remove_dir_all(path);
-        }
-    }
 }
 
 /// What both kinds of run need.
@@ -162,21 +117,6 @@ impl Setup<'_> {
     }
 }
 
-/// The middle, the ends, and the quartiles.
-struct Spread {
-    median: f64,
-    min: f64,
-    max: f64,
-}
-
-fn spread(values: &[f64]) -> Spread {
-    let mut v = values.to_vec();
-    v.sort_by(f64::total_cmp);
-    let n = v.len();
-    let median = if n % 2 == 1 { v[n / 2] } else { (v[n / 2 - 1] + v[n / 2]) / 2.0 };
-    Spread { median, min: v[0], max: v[n - 1] }
-}
-
 fn check(args: &RoutedArgs) -> Result<PathBuf, Failed> {
     let usage = |text: &str| Failed::new(Exit::Usage, anyhow!("{text}"));
     if args.repeats == 0 || args.ranks == 0 || args.nodes == 0 || args.mb == 0 {
@@ -190,7 +130,8 @@ fn check(args: &RoutedArgs) -> Result<PathBuf, Failed> {
         .or_exit(Exit::Usage)
 }
 
-fn routed(args: &RoutedArgs) -> Result<Exit, Failed> {
+/// Measures.
+pub(super) fn run(args: &RoutedArgs) -> Result<Exit, Failed> {
     let program = check(args)?;
     let mut scratch = Scratch(Vec::new());
     let prefix = scratch.add(&std::env::temp_dir(), "prefix").or_exit(Exit::Storage)?;
@@ -208,7 +149,12 @@ fn routed(args: &RoutedArgs) -> Result<Exit, Failed> {
     }
     drop(setup);
     let rows = rows(&runs);
-    report(args, &rows)
+    let setup = json!({
+        "ranks": args.ranks, "nodes": args.nodes, "mb": args.mb, "repeats": args.repeats,
+        "checkpoints": args.checkpoints, "scheme": args.scheme, "pause_ms": args.pause_ms,
+        "mpiexec": args.mpiexec,
+    });
+    report("routed", (args.json, args.check), setup, &rows)
 }
 
 /// Blocked times of a run but its first.
@@ -252,54 +198,6 @@ fn rows(runs: &[[Timing; 2]]) -> Vec<Row> {
         goal: Some(ROUTED_GOAL),
     });
     rows
-}
-
-fn report(args: &RoutedArgs, rows: &[Row]) -> Result<Exit, Failed> {
-    if args.json {
-        let list: Vec<Value> = rows
-            .iter()
-            .map(|r| {
-                json!({"name": r.name, "value": r.value, "unit": r.unit, "goal": r.goal, "holds": r.holds()})
-            })
-            .collect();
-        out::print_json(&json!({
-            "bench": "routed", "machine": machine(), "rows": list,
-            "setup": {
-                "ranks": args.ranks, "nodes": args.nodes, "mb": args.mb, "repeats": args.repeats,
-                "checkpoints": args.checkpoints, "scheme": args.scheme, "pause_ms": args.pause_ms,
-                "mpiexec": args.mpiexec,
-            },
-        }))?;
-    } else {
-        let table = rows
-            .iter()
-            .map(|r| {
-                let goal = r.goal.map_or("-".into(), |g| format!("<= {g}"));
-                let holds = r.holds().map_or("-", |h| if h { "yes" } else { "NO" });
-                vec![r.name.clone(), format!("{:.4}", r.value), r.unit.into(), goal, holds.into()]
-            })
-            .collect();
-        out::print(&out::table(&["NAME", "VALUE", "UNIT", "GOAL", "HOLDS"], &[1], table))?;
-    }
-    let missed = rows.iter().any(|r| r.holds() == Some(false));
-    Ok(if args.check && missed { Exit::Failure } else { Exit::Success })
-}
-
-fn machine() -> Value {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let field = |text: &str, name: &str| {
-        text.lines()
-            .find(|l| l.starts_with(name))
-            .and_then(|l| l.split_once(':'))
-            .map(|(_, v)| v.trim().to_owned())
-    };
-    let uname = rustix::system::uname();
-    json!({
-        "cpu": field(&read("/proc/cpuinfo"), "model name"),
-        "cores": std::thread::available_parallelism().map_or(0, usize::from),
-        "memory": field(&read("/proc/meminfo"), "MemTotal"),
-        "kernel": uname.release().to_string_lossy(),
-    })
 }
 
 #[cfg(test)]

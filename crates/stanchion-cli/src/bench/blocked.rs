@@ -1,0 +1,232 @@
+//! `stanchion bench blocked`: how long a checkpoint of memory holds a program up, beside what the same copy costs.
+//!
+//! Everything is measured in one job: its ranks take turns between a plain copy into warm shared memory, a
+//! checkpoint, and writes to files, all ranks at once. What counts is the slowest rank's time.
+
+use super::{Row, Scratch, fact, report, spread};
+use crate::args::{BlockedArgs, BlockedRankArgs};
+use crate::exit::{Exit, Failed, OrExit};
+use anyhow::{Context, anyhow};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use stanchion::{Client, FLAG_CHECKPOINT, Level, Options, Region};
+use stanchion_mem::Extent;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+/// A checkpoint from the pool over a parallel copy into warm shared memory, at most.
+const POOL_GOAL: f64 = 1.11;
+/// The first checkpoint over the later ones, at most.
+const FIRST_GOAL: f64 = 1.2;
+/// For the background's work to end between two measurements, milliseconds.
+const SETTLE_MS: u64 = 120_000;
+
+/// What one rank measured; seconds, one entry a round.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Times {
+    memcpy: Vec<f64>,
+    pool: Vec<f64>,
+    tmpfs: Vec<f64>,
+    disk: Vec<f64>,
+    /// Reserving memory before the first checkpoint.
+    protect: f64,
+}
+
+/// Measures.
+pub(super) fn run(args: &BlockedArgs) -> Result<Exit, Failed> {
+    if args.ranks == 0 || args.mb == 0 || args.repeats < 2 {
+        let text = "--ranks and --mb must be at least 1, --repeats at least 2";
+        return Err(Failed::new(Exit::Usage, anyhow!(text)));
+    }
+    let mut scratch = Scratch(Vec::new());
+    let disk = scratch.add(&args.disk, "blocked").or_exit(Exit::Storage)?;
+    let tmpfs = scratch.add(Path::new("/dev/shm"), "blocked").or_exit(Exit::Storage)?;
+    let me = std::env::current_exe()?;
+    let mut command = Command::new(&me);
+    command.args(["run", "--nodes", "1", "--name", "bench", "--runs-max", "1", "--from-scratch"]);
+    command.arg("--prefix").arg(&disk);
+    for set in ["flush_every=0", "flush_at_end=0"] {
+        command.args(["--set", set]);
+    }
+    command.arg("--").arg(&me).args(["bench", "blocked-ranks"]);
+    for (name, value) in
+        [("--ranks", args.ranks.into()), ("--mb", args.mb), ("--repeats", args.repeats.into())]
+    {
+        command.args([name.to_owned(), value.to_string()]);
+    }
+    command.arg("--disk").arg(&disk).arg("--tmpfs").arg(&tmpfs);
+    let log = disk.join("log");
+    let to = File::create(&log)?;
+    command.stdin(Stdio::null()).stdout(to.try_clone()?).stderr(to);
+    let status = command.status().context("the job cannot be started")?;
+    if !status.success() {
+        let text = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
+        return Err(anyhow!("the job ended with {status}; its words:\n{text}").into());
+    }
+    let times: Vec<Times> = (0..args.ranks)
+        .map(|rank| {
+            let bytes = std::fs::read(result_file(&disk, rank))
+                .with_context(|| format!("rank {rank} left no times"))?;
+            serde_json::from_slice(&bytes).context("a rank's times do not parse")
+        })
+        .collect::<anyhow::Result<_>>()?;
+    let setup = json!({"ranks": args.ranks, "mb": args.mb, "repeats": args.repeats});
+    report("blocked", (args.json, args.check), setup, &rows(args, &times))
+}
+
+fn result_file(dir: &Path, rank: u32) -> PathBuf {
+    dir.join(format!("times.{rank}"))
+}
+
+/// The slowest rank's time in each round.
+fn slowest(times: &[Times], part: impl Fn(&Times) -> &[f64]) -> Vec<f64> {
+    let rounds = times.iter().map(|t| part(t).len()).min().unwrap_or(0);
+    (0..rounds).map(|n| times.iter().map(|t| part(t)[n]).fold(0.0, f64::max)).collect()
+}
+
+fn rows(args: &BlockedArgs, times: &[Times]) -> Vec<Row> {
+    let bytes = f64::from(args.ranks) * args.mb as f64 * f64::from(1 << 20);
+    let (memcpy, pool) = (slowest(times, |t| &t.memcpy), slowest(times, |t| &t.pool));
+    let mut rows = vec![fact("size of a checkpoint", bytes / 1e9, "GB")];
+    let protect = times.iter().map(|t| t.protect).fold(0.0, f64::max);
+    rows.push(fact("stn_protect, once: memory made warm and mapped", protect, "s"));
+    let named: [(&str, Vec<f64>); 4] = [
+        ("copy into warm shared memory", memcpy.clone()),
+        ("checkpoint, pool", pool[1..].to_vec()),
+        ("write to a fresh file on tmpfs", slowest(times, |t| &t.tmpfs)),
+        ("write to a file on disk, fsync", slowest(times, |t| &t.disk)),
+    ];
+    for (name, values) in &named {
+        let s = spread(values);
+        rows.push(fact(format!("{name}: blocked, median"), s.median, "s"));
+        rows.push(fact(format!("{name}: blocked, least"), s.min, "s"));
+        rows.push(fact(format!("{name}: blocked, most"), s.max, "s"));
+    }
+    rows.push(fact("checkpoint, pool: blocked, first", pool[0], "s"));
+    // Pairs of one round: what drifts, drifts for both.
+    let ratios: Vec<f64> = pool[1..].iter().zip(&memcpy[1..]).map(|(p, m)| p / m).collect();
+    let s = spread(&ratios);
+    rows.push(fact("pool / copy, least of a round", s.min, "ratio"));
+    rows.push(fact("pool / copy, most of a round", s.max, "ratio"));
+    rows.push(Row {
+        name: "pool / copy, median".into(),
+        value: s.median,
+        unit: "ratio",
+        goal: Some(POOL_GOAL),
+    });
+    rows.push(Row {
+        name: "first checkpoint / later ones".into(),
+        value: pool[0] / spread(&pool[1..]).median,
+        unit: "ratio",
+        goal: Some(FIRST_GOAL),
+    });
+    rows
+}
+
+/// Inside of the job: what mpiexec would be.
+pub(super) fn ranks(args: &BlockedRankArgs) -> Result<Exit, Failed> {
+    let me = std::env::current_exe()?;
+    let mut children = Vec::new();
+    for rank in 0..args.ranks {
+        let mut command = Command::new(&me);
+        command.args(["bench", "blocked-rank", "--rank", &rank.to_string()]);
+        command.args(["--ranks", &args.ranks.to_string(), "--mb", &args.mb.to_string()]);
+        command.args(["--repeats", &args.repeats.to_string()]);
+        command.arg("--disk").arg(&args.disk).arg("--tmpfs").arg(&args.tmpfs);
+        children.push(command.spawn().context("a rank cannot be started")?);
+    }
+    let mut failed = false;
+    for mut child in children {
+        failed |= !child.wait()?.success();
+    }
+    Ok(if failed { Exit::Failure } else { Exit::Success })
+}
+
+/// One rank of the job.
+pub(super) fn rank(args: &BlockedRankArgs) -> Result<Exit, Failed> {
+    let times = measure(args)?;
+    let bytes = serde_json::to_vec(&times).context("times as JSON")?;
+    std::fs::write(result_file(&args.disk, args.rank), bytes)?;
+    Ok(Exit::Success)
+}
+
+fn timed(f: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<f64> {
+    let start = Instant::now();
+    f()?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn measure(args: &BlockedRankArgs) -> anyhow::Result<Times> {
+    let bytes = usize::try_from(args.mb << 20)?;
+    let mut state = vec![0u8; bytes];
+    for (n, b) in state.iter_mut().enumerate() {
+        *b = (n >> 3) as u8 ^ args.rank as u8;
+    }
+    let mut options = Options::from_environment();
+    options.identity = Some((args.rank, args.ranks));
+    let mut client = Client::connect(&options)?;
+    let mut times = Times::default();
+    let warm = Extent::create(bytes as u64)?;
+    warm.mapping().warm(&|| false)?;
+    warm.mapping().write(0, &state);
+    client.barrier()?;
+    times.protect = timed(|| Ok(client.expect(0, bytes as u64)?))?;
+    for round in 0..args.repeats {
+        // What a program does between two checkpoints.
+        state.iter_mut().step_by(4096).for_each(|b| *b = b.wrapping_add(1));
+        let copy = |client: &mut Client, times: &mut Times| -> anyhow::Result<()> {
+            client.barrier()?;
+            times.memcpy.push(timed(|| {
+                warm.mapping().write(0, &state);
+                Ok(())
+            })?);
+            Ok(())
+        };
+        if round % 2 == 0 {
+            copy(&mut client, &mut times)?;
+        }
+        client.barrier()?;
+        let mut begun = None;
+        times.pool.push(timed(|| {
+            let regions = [Region { id: 1, bytes: &state }];
+            begun = Some(client.checkpoint("", FLAG_CHECKPOINT, &regions)?);
+            Ok(())
+        })?);
+        let begun = begun.context("it was just begun")?;
+        // Digests and parity are behind the application; they must not be beside the next measurement.
+        client.wait(begun.no, Level::Protected, SETTLE_MS)?;
+        if round % 2 == 1 {
+            copy(&mut client, &mut times)?;
+        }
+        if round < args.repeats.min(3) {
+            files(args, &mut client, &mut times, &state)?;
+        }
+    }
+    client.finalize()?;
+    Ok(times)
+}
+
+fn files(
+    args: &BlockedRankArgs,
+    client: &mut Client,
+    times: &mut Times,
+    state: &[u8],
+) -> anyhow::Result<()> {
+    let name = format!("rank.{}", args.rank);
+    let (fresh, slow) = (args.tmpfs.join(&name), args.disk.join(&name));
+    client.barrier()?;
+    times.tmpfs.push(timed(|| Ok(File::create(&fresh)?.write_all(state)?))?);
+    std::fs::remove_file(&fresh)?;
+    client.barrier()?;
+    times.disk.push(timed(|| {
+        let mut file = File::create(&slow)?;
+        file.write_all(state)?;
+        Ok(file.sync_all()?)
+    })?);
+    std::fs::remove_file(&slow)?;
+    client.barrier()?;
+    Ok(())
+}

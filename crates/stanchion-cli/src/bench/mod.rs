@@ -1,0 +1,124 @@
+//! `stanchion bench`: ratios against goals, measured side by side in one run.
+
+mod blocked;
+mod routed;
+
+use crate::args::{Bench, BenchArgs};
+use crate::exit::{Exit, Failed};
+use crate::out;
+use anyhow::Context;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// Runs a benchmark.
+pub fn bench(args: &BenchArgs) -> Result<Exit, Failed> {
+    match &args.bench {
+        Bench::Routed(args) => routed::run(args),
+        Bench::Blocked(args) => blocked::run(args),
+        Bench::BlockedRanks(args) => blocked::ranks(args),
+        Bench::BlockedRank(args) => blocked::rank(args),
+    }
+}
+
+/// One line of the result.
+pub(super) struct Row {
+    name: String,
+    value: f64,
+    unit: &'static str,
+    /// Holds if the value is at most this.
+    goal: Option<f64>,
+}
+
+impl Row {
+    fn holds(&self) -> Option<bool> {
+        self.goal.map(|goal| self.value <= goal)
+    }
+}
+
+pub(super) fn fact(name: impl Into<String>, value: f64, unit: &'static str) -> Row {
+    Row { name: name.into(), value, unit, goal: None }
+}
+
+/// Directories of one benchmark, removed at its end.
+pub(super) struct Scratch(Vec<PathBuf>);
+
+impl Scratch {
+    pub(super) fn add(&mut self, parent: &Path, what: &str) -> anyhow::Result<PathBuf> {
+        let path = parent.join(format!("stanchion-bench-{}-{what}", std::process::id()));
+        std::fs::create_dir(&path).with_context(|| format!("{} cannot be made", path.display()))?;
+        self.0.push(path.clone());
+        Ok(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            let _best_effort = std::fs::remove_dir_all(path);
+        }
+    }
+}
+
+/// The middle, the ends, and the quartiles.
+pub(super) struct Spread {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+pub(super) fn spread(values: &[f64]) -> Spread {
+    let mut v = values.to_vec();
+    v.sort_by(f64::total_cmp);
+    let n = v.len();
+    let median = if n % 2 == 1 { v[n / 2] } else { (v[n / 2 - 1] + v[n / 2]) / 2.0 };
+    Spread { median, min: v[0], max: v[n - 1] }
+}
+
+/// Prints the rows, as a table or as JSON.
+pub(super) fn report(
+    bench: &str,
+    (json, check): (bool, bool),
+    setup: Value,
+    rows: &[Row],
+) -> Result<Exit, Failed> {
+    if json {
+        let list: Vec<Value> = rows
+            .iter()
+            .map(|r| {
+                json!({"name": r.name, "value": r.value, "unit": r.unit, "goal": r.goal, "holds": r.holds()})
+            })
+            .collect();
+        out::print_json(&json!({
+            "bench": bench, "machine": machine(), "rows": list, "setup": setup,
+        }))?;
+    } else {
+        let table = rows
+            .iter()
+            .map(|r| {
+                let goal = r.goal.map_or("-".into(), |g| format!("<= {g}"));
+                let holds = r.holds().map_or("-", |h| if h { "yes" } else { "NO" });
+                vec![r.name.clone(), format!("{:.4}", r.value), r.unit.into(), goal, holds.into()]
+            })
+            .collect();
+        out::print(&out::table(&["NAME", "VALUE", "UNIT", "GOAL", "HOLDS"], &[1], table))?;
+    }
+    let missed = rows.iter().any(|r| r.holds() == Some(false));
+    Ok(if check && missed { Exit::Failure } else { Exit::Success })
+}
+
+fn machine() -> Value {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let field = |text: &str, name: &str| {
+        text.lines()
+            .find(|l| l.starts_with(name))
+            .and_then(|l| l.split_once(':'))
+            .map(|(_, v)| v.trim().to_owned())
+    };
+    let uname = rustix::system::uname();
+    json!({
+        "cpu": field(&read("/proc/cpuinfo"), "model name"),
+        "cores": std::thread::available_parallelism().map_or(0, usize::from),
+        "memory": field(&read("/proc/meminfo"), "MemTotal"),
+        "kernel": uname.release().to_string_lossy(),
+    })
+}
