@@ -11,6 +11,9 @@ use stanchion_format::name;
 use stanchion_format::peer::{Cause, Trouble};
 use std::collections::BTreeSet;
 
+/// What a rank declared in the pool, and the extents that it used.
+type Checked = (Vec<(MemoryFile, u64)>, BTreeSet<ExtentId>);
+
 impl Agent {
     fn pool_do(&mut self, wishes: Vec<Do>) {
         for wish in wishes {
@@ -108,11 +111,7 @@ impl Agent {
     }
 
     /// FM-P5: parts lie within extents that are lent to this rank, and make up the declared size.
-    fn check_memory(
-        &self,
-        conn: ConnId,
-        own: &Own,
-    ) -> Result<(Vec<(MemoryFile, u64)>, BTreeSet<ExtentId>), Cause> {
+    fn check_memory(&self, conn: ConnId, own: &Own) -> Result<Checked, Cause> {
         let mut files = Vec::new();
         let mut used = BTreeSet::new();
         let mut parts = 0usize;
