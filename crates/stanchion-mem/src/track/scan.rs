@@ -75,8 +75,9 @@ impl Scan {
             return_mask: PAGE_IS_WRITTEN,
             ..ScanArg::default()
         };
-        // A page that was dropped (madvise, a mapping shrunk and grown again) together with its page
-        // table is not "written" for the kernel; but it is not there either, not even as a mark.
+        // A page that was dropped together with its page table (madvise, a mapping shrunk and grown
+        // again) has no mark that could be missing. Linux 6.18 calls it written; nothing promises that
+        // others do, and it is neither there nor swapped out.
         let gone = PAGE_IS_PRESENT | PAGE_IS_SWAPPED;
         let gone =
             ScanArg { flags, category_inverted: gone, category_mask: gone, ..ScanArg::default() };
