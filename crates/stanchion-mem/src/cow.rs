@@ -22,8 +22,10 @@ pub use crate::kernel::Lacking;
 use crate::kernel::{
     Faults, PAGEFAULT_FLAG_WP, Pagemap, Uffd, WP_UNPOPULATED, own_pid, page_size, read_self,
 };
-use crate::maps::{Purpose, Span, Why, unsuitable};
+use crate::maps::{Purpose, Span, Why, quickly_unsuitable};
 
+/// A good block: greater ones bring nothing more.
+pub const USUAL_BLOCK: usize = 256 << 10;
 /// The least block: smaller ones cost more in faults than in copying.
 pub const MIN_BLOCK: usize = 64 << 10;
 /// The greatest block: who waits for one waits for all of it.
@@ -122,17 +124,23 @@ unsafe impl Send for Snapshot {}
 
 /// Whether this process may take such snapshots, and if not, why.
 pub fn probe() -> Result<(), Lacking> {
-    Uffd::open(Faults::All, PAGEFAULT_FLAG_WP | WP_UNPOPULATED)?;
-    Pagemap::open()?;
+    open().map(|_| ())
+}
+
+fn open() -> Result<(Uffd, Pagemap), Lacking> {
+    let uffd = Uffd::open(Faults::All, PAGEFAULT_FLAG_WP | WP_UNPOPULATED)?;
+    let pagemap = Pagemap::open()?;
     let (from, mut to) = ([1u8; 8], [0u8; 8]);
     read_self(own_pid(), from.as_ptr(), to.as_mut_ptr(), 8).map_err(Lacking::ReadSelf)?;
-    if from == to { Ok(()) } else { Err(Lacking::WrongAnswer) }
+    if from == to { Ok((uffd, pagemap)) } else { Err(Lacking::WrongAnswer) }
 }
 
 impl Snapshot {
     /// Protects all pieces and copies their partial pages; whole pages are for `run`.
     ///
     /// Pieces must be free of communication: what a network card writes into a page is not held up.
+    /// Whether a piece is MADV_DONTFORK, a sign of that, takes long to find out, so it is not looked at
+    /// here: see `maps::unsuitable`.
     ///
     /// # Safety
     /// No thread writes to the pieces before this returns. Every `dst` is writable, overlaps nothing and
@@ -145,15 +153,12 @@ impl Snapshot {
         let page = page_size();
         let spans: Vec<Span> =
             pieces.iter().map(|p| Span { start: p.src.addr(), len: p.len }).collect();
-        let bad = unsuitable(&spans, Purpose::Protect)
+        let bad = quickly_unsuitable(&spans, Purpose::Protect)
             .map_err(|errno| CowError::Os { index: 0, errno })?;
         if let Some(&(index, why)) = bad.first() {
             return Err(CowError::Unsuitable { index, why });
         }
-        probe().map_err(CowError::Lacking)?;
-        let uffd = Uffd::open(Faults::All, PAGEFAULT_FLAG_WP | WP_UNPOPULATED)
-            .map_err(CowError::Lacking)?;
-        let pagemap = Pagemap::open().map_err(CowError::Lacking)?;
+        let (uffd, pagemap) = open().map_err(CowError::Lacking)?;
         let (areas, blocks) = areas(pieces, &spans, page, block)?;
         let snapshot = Snapshot {
             pid: own_pid(),

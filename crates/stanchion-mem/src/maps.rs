@@ -78,8 +78,17 @@ struct Mapping {
 /// It reads /proc/self/smaps, for which the kernel looks at every page of the process: once at a
 /// checkpoint or, better, when regions are declared.
 pub fn unsuitable(regions: &[Span], purpose: Purpose) -> Result<Vec<(usize, Why)>, Errno> {
+    judge("/proc/self/smaps", regions, purpose)
+}
+
+/// The same without MADV_DONTFORK and MADV_WIPEONFORK, from /proc/self/maps, at a hundredth of the time.
+pub fn quickly_unsuitable(regions: &[Span], purpose: Purpose) -> Result<Vec<(usize, Why)>, Errno> {
+    judge("/proc/self/maps", regions, purpose)
+}
+
+fn judge(file: &str, regions: &[Span], purpose: Purpose) -> Result<Vec<(usize, Why)>, Errno> {
     let mut text = Vec::new();
-    std::fs::File::open("/proc/self/smaps")
+    std::fs::File::open(file)
         .and_then(|mut f| f.read_to_end(&mut text))
         .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
     let maps = parse(&text);
@@ -114,7 +123,7 @@ fn parse(text: &[u8]) -> Vec<Mapping> {
     for line in text.split(|b| *b == b'\n') {
         if let Some(flags) = line.strip_prefix(b"VmFlags:") {
             if let Some(last) = maps.last_mut() {
-                last.why = flags.split(|b| *b == b' ').find_map(flag);
+                last.why = last.why.or(flags.split(|b| *b == b' ').find_map(flag));
             }
         } else if let Some(m) = header(line) {
             maps.push(m);
@@ -140,8 +149,9 @@ fn header(line: &[u8]) -> Option<Mapping> {
     let (start, end) = std::str::from_utf8(words.next()?).ok()?.split_once('-')?;
     let start = usize::from_str_radix(start, 16).ok()?;
     let end = usize::from_str_radix(end, 16).ok()?;
-    let file = words.nth(3)? != b"0";
-    Some(Mapping { start, end, file, why: None })
+    let why = words.next()?.contains(&b's').then_some(Why::Shared);
+    let file = words.nth(2)? != b"0";
+    Some(Mapping { start, end, file, why })
 }
 
 #[cfg(test)]
@@ -176,6 +186,16 @@ VmFlags: rd wr mr mw me dc ac sd
         assert_eq!(why(0x90_0000, 1, Purpose::Fork), Some(Why::Unmapped));
         assert_eq!(why(0x3f_ffff, 2, Purpose::Fork), Some(Why::Unmapped));
         assert_eq!(why(0x60_0000, 0, Purpose::Fork), None);
+    }
+
+    #[test]
+    fn the_first_line_of_a_mapping_tells_most() {
+        let lines = TEXT.split(|b| *b == b'\n').filter(|l| !l.starts_with(b"VmFlags"));
+        let maps = parse(&lines.collect::<Vec<_>>().join(&b'\n'));
+        let why = |start| hindrance(&maps, Span { start, len: 4096 }, Purpose::Protect);
+        let expected = [None, Some(Why::Shared), Some(Why::Unmapped), Some(Why::File), None];
+        let starts = [0x40_0000, 0x50_0000, 0x60_0000, 0x70_0000, 0x80_0000];
+        assert_eq!(starts.map(why), expected);
     }
 
     #[test]

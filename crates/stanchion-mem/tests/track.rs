@@ -472,10 +472,10 @@ fn follow(kind: Wanted, n: usize, steps: &[Step]) -> Result<(), TestCaseError> {
                     if covers(&c.changes, page) {
                         prop_assert!(may, "page {} was not touched", page);
                         let at = page * PAGE;
-                        (0..PAGE).for_each(|i| copy[at + i] = map.get(at + i));
+                        copy[at..at + PAGE].copy_from_slice(&map.bytes(at, PAGE));
                     }
                 }
-                prop_assert!((0..map.len).all(|i| copy[i] == map.get(i)), "a change was missed");
+                prop_assert!(copy == map.bytes(0, map.len), "a change was missed");
                 if matches!(s, Step::CollectAndCommit) {
                     t.committed(ID, c.mark).unwrap();
                     (committed, last) = (copy, None);

@@ -68,6 +68,15 @@ impl Map {
         unsafe { self.at.add(offset).read_volatile() }
     }
 
+    /// What it holds now.
+    pub fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
+        assert!(offset + len <= self.len);
+        let mut out = vec![0; len];
+        // SAFETY: the test has it mapped, and no thread writes to it meanwhile.
+        unsafe { std::ptr::copy_nonoverlapping(self.ptr(offset), out.as_mut_ptr(), len) };
+        out
+    }
+
     /// A pattern that differs from page to page.
     pub fn fill(&self, seed: usize) {
         for page in 0..self.len / PAGE {
