@@ -13,6 +13,9 @@
 //! into the block it frees with the arena's lock held), blocks signals, whose handlers are the
 //! application's, and reads by process_vm_readv, so memory that goes away gives an error and no signal.
 //! Only whole pages inside a region are protected, so nothing of the allocator's is.
+//!
+//! A mapping belongs to one userfaultfd: a region that a `Tracker` watches by the kernel's help cannot be
+//! protected here (EBUSY), nor the other way round.
 
 use rustix::io::Errno;
 use thiserror::Error;

@@ -8,9 +8,11 @@ use std::thread;
 
 use common::{Map, PAGE, as_everybody, in_child};
 use proptest::prelude::*;
+use rustix::io::Errno;
 use stanchion_mem::copy::Piece;
 use stanchion_mem::cow::{Copied, CowError, Lacking, MIN_BLOCK, Snapshot, probe};
 use stanchion_mem::maps::Why;
+use stanchion_mem::track::{Changes, Method, Reason, RegionId, Run, Tracker, Wanted};
 
 fn piece(src: &Map, dst: &Map) -> Piece {
     Piece { src: src.at, dst: dst.at, len: src.len.min(dst.len) }
@@ -175,6 +177,30 @@ fn wrong_uses_are_errors() {
         assert_eq!(begin(&[]).unwrap().run(), Ok(Copied::default()));
         drop(begin(&[p]).unwrap());
         src.fill(3);
+    });
+}
+
+// A mapping has one userfaultfd; who is second is told so.
+#[test]
+fn a_region_is_watched_or_protected_but_not_both() {
+    with_maps(64, |src, dst| {
+        let snapshot = begin(&[piece(src, dst)]).unwrap();
+        let (mut t, _) = Tracker::new(Wanted::Scan).unwrap();
+        let id = RegionId(1);
+        // SAFETY: the region stays readable.
+        let method = unsafe { t.watch(id, src.at, src.len) };
+        assert_eq!(method, Ok(Method::Hash(Reason::Refused(Errno::BUSY))));
+        snapshot.run().unwrap();
+        t.unwatch(id).unwrap();
+        // SAFETY: as above.
+        assert_eq!(unsafe { t.watch(id, src.at, src.len) }, Ok(Method::Scan));
+        let errno = Errno::BUSY;
+        assert_eq!(begin(&[piece(src, dst)]).err(), Some(CowError::Os { index: 0, errno }));
+        let first = t.collect(id).unwrap();
+        t.committed(id, first.mark).unwrap();
+        src.set(3 * PAGE, 1);
+        let run = Run { offset: 3 * PAGE, len: PAGE };
+        assert_eq!(t.collect(id).unwrap().changes, Changes::Runs(vec![run]));
     });
 }
 

@@ -499,10 +499,11 @@ fn follow(kind: Wanted, n: usize, steps: &[Step]) -> Result<(), TestCaseError> {
 #[test]
 fn random_histories_lose_no_change() {
     as_everybody(|| {
-        for kind in KINDS {
+        // More than a page table covers; hashes know none.
+        for (kind, n) in [(Wanted::Scan, 1100), (Wanted::Hash { block: PAGE }, 60)] {
             let config = Config { cases: 60, failure_persistence: None, ..Config::default() };
-            let steps = prop::collection::vec(step(1100), 1..120);
-            TestRunner::new(config).run(&steps, |steps| follow(kind, 1100, &steps)).unwrap();
+            let steps = prop::collection::vec(step(n), 1..120);
+            TestRunner::new(config).run(&steps, |steps| follow(kind, n, &steps)).unwrap();
         }
     });
 }
