@@ -263,6 +263,8 @@ pub struct BlockedRankArgs {
     pub disk: PathBuf,
     #[arg(long)]
     pub tmpfs: PathBuf,
+    #[arg(long)]
+    pub incremental_only: bool,
 }
 
 /// `stanchion bench routed`.

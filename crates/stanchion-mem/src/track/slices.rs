@@ -43,6 +43,10 @@ impl SliceTracker {
             .filter(|(id, _)| !self.known.contains_key(id))
             .map(|(id, bytes)| (*id, bytes.as_ptr(), bytes.len()))
             .collect();
+        if new.is_empty() {
+            // Looking at the mappings costs milliseconds.
+            return regions.iter().map(|(id, _)| self.tracker.collect(*id)).collect();
+        }
         // SAFETY: a region is collected below only, while the slice that it is borrows it: readable. What was watched
         // for an earlier call and is not among these slices was unwatched above.
         unsafe { self.tracker.watch_all(&new) }?;
