@@ -29,18 +29,8 @@ pub const GAP_MS: u64 = 1000;
 /// bytes, the last one all that are larger. The classes of the paper on write aggregation.
 pub const CLASSES: usize = 11;
 /// Largest size of each class but the last, bytes.
-pub const CLASS_ENDS: [u64; CLASSES - 1] = [
-    64,
-    256,
-    1 << 10,
-    4 << 10,
-    16 << 10,
-    64 << 10,
-    256 << 10,
-    512 << 10,
-    1 << 20,
-    4 << 20,
-];
+pub const CLASS_ENDS: [u64; CLASSES - 1] =
+    [64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20];
 /// Bursts that are told apart; what comes later is added to the last one.
 pub const BURSTS: usize = 512;
 /// Files that are told apart, and row 0 for all others.
@@ -113,7 +103,9 @@ pub struct Head {
 }
 
 /// Writes of one class.
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(
+    FromBytes, IntoBytes, KnownLayout, Immutable, Clone, Copy, Debug, Default, PartialEq, Eq,
+)]
 #[repr(C)]
 pub struct Cell {
     /// How many.
