@@ -237,7 +237,12 @@ impl Facts {
                 continue;
             }
             self.overflowed |= row == 0;
-            let path = if row == 0 { "(others)".to_owned() } else { profile::text(&file.path) };
+            let path = match profile::text(&file.path) {
+                _ if row == 0 => "(others)".to_owned(),
+                // No /proc, where the library could have read it.
+                path if path.is_empty() => "(unknown)".to_owned(),
+                path => path,
+            };
             let pattern = pattern_of(&path);
             let p = self.patterns.entry(pattern.clone()).or_default();
             p.pattern = pattern;
@@ -395,6 +400,23 @@ mod tests {
         assert_eq!((first.bytes, first.writes, first.processes), (30, 3, 2));
         assert_eq!((first.nodes["a"], first.nodes["b"]), (10, 20));
         assert!((first.seconds - 0.006).abs() < 1e-9 && (first.blocked_s - 1e-8).abs() < 1e-12);
+    }
+
+    #[test]
+    fn whatever_a_record_says_is_shown() {
+        let mut bytes = vec![0xff; profile::RECORD_BYTES];
+        for (at, word) in [profile::MAGIC, profile::VERSION, bytes.len() as u64].iter().enumerate()
+        {
+            bytes[8 * at..8 * (at + 1)].copy_from_slice(&word.to_le_bytes());
+        }
+        let record = Record::read(&mut &bytes[..]).expect("its head is right");
+        let mut facts = Facts::new(Whole { unix_ns: 0, run_s: 0.0, gap_ms: 1000 });
+        facts.add(&record);
+        facts.add(&record);
+        let facts = facts.finish();
+        let advice = crate::profile::advice::advise(&facts, Some(1.0));
+        let text = crate::profile::show::text(&facts, &advice);
+        assert!(text.contains("What to choose") && facts.overflowed, "{text}");
     }
 
     #[test]

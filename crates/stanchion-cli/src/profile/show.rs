@@ -1,7 +1,7 @@
 //! The facts and the advice for people, and as JSON.
 
 use super::advice::Advice;
-use super::facts::{Facts, Process, Sum};
+use super::facts::{Facts, Pattern, Process, Sum};
 use crate::out;
 use serde_json::{Value, json};
 use stanchion_format::config::Shown;
@@ -19,6 +19,16 @@ pub fn json(command: &[OsString], code: i32, facts: &Facts, advice: &Advice) -> 
 
 fn seconds(ns: u64) -> String {
     format!("{:.3} s", ns as f64 / 1e9)
+}
+
+/// `1 node`, `2 nodes`, `3 processes`.
+fn count(n: u64, what: &str) -> String {
+    let ending = match n {
+        1 => "",
+        _ if what.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{n} {what}{ending}")
 }
 
 fn share(part: u64, whole: u64) -> String {
@@ -41,7 +51,8 @@ pub fn text(facts: &Facts, advice: &Advice) -> String {
     section(&mut text, "By size of a write", facts.classes.len(), classes(facts));
     section(&mut text, "By process", facts.processes.len(), processes(facts));
     section(&mut text, "By node", facts.nodes.len(), nodes(facts));
-    section(&mut text, "By files (# stands for a number)", facts.files.len(), files(facts));
+    let written: Vec<&Pattern> = facts.files.iter().filter(|f| f.sum.writes > 0).collect();
+    section(&mut text, "By files (# stands for a number)", written.len(), files(&written));
     let title =
         format!("Bursts (no write for {} s begins the next)", facts.whole.gap_ms as f64 / 1e3);
     section(&mut text, &title, facts.bursts.len(), bursts(facts));
@@ -68,13 +79,14 @@ fn head(facts: &Facts, text: &mut String) {
         text.push('\n');
     };
     line(format!(
-        "{} in {} writes by {} processes on {} nodes; {} in them, {} in {fsyncs} fsyncs; the run took {:.3} s",
+        "{} in {} by {} on {}; {} in them, {} in {}; the run took {:.3} s",
         out::bytes(t.bytes),
-        t.writes,
-        facts.processes.len(),
-        facts.nodes.len(),
+        count(t.writes, "write"),
+        count(facts.processes.len() as u64, "process"),
+        count(facts.nodes.len() as u64, "node"),
         seconds(t.ns),
         seconds(fsync_ns),
+        count(fsyncs, "fsync"),
         facts.whole.run_s,
     ));
     if facts.ranks > 0 {
@@ -180,9 +192,8 @@ fn nodes(facts: &Facts) -> String {
     out::table(&header, &[1, 2, 3, 4, 5], rows)
 }
 
-fn files(facts: &Facts) -> String {
-    let rows = facts
-        .files
+fn files(written: &[&Pattern]) -> String {
+    let rows = written
         .iter()
         .take(ROWS)
         .map(|f| {
