@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(std::mem::offset_of!(Record, files), 25_488);
         assert_eq!(size_of::<FileRow>(), 320);
         assert_eq!(RECORD_BYTES, 189_328);
-        assert!(BURSTS < 1 << (64 - CLOCK_BITS));
+        const { assert!(BURSTS < 1 << (64 - CLOCK_BITS)) };
     }
 
     #[test]

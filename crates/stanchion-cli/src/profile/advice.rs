@@ -70,6 +70,12 @@ pub fn advise(facts: &Facts, mtbf_s: Option<f64>) -> Advice {
         advice.text.push("Nothing was written: there is nothing to advise.".into());
         return advice;
     }
+    if facts.ranks > 0 && facts.processes.iter().all(|p| p.rank.is_none()) {
+        let text =
+            "No rank wrote: what is above is the launcher's, and there is nothing to advise.";
+        advice.text.push(text.into());
+        return advice;
+    }
     let (way, text) = way_in(facts);
     advice.way_in = way;
     advice.text.push(text);
@@ -93,15 +99,18 @@ fn way_in(facts: &Facts) -> (Way, String) {
     let large = |bytes: Option<u64>| bytes.is_none_or(|b| b > LARGE_BYTES);
     // What the C library gathers is no system call yet.
     let calls_of = |c: &Class| c.sum.writes.saturating_sub(c.stdio.writes);
-    let calls = sum(facts.classes.iter().map(calls_of));
-    let small_calls = sum(facts.classes.iter().filter(|c| small(c.up_to_bytes)).map(calls_of));
-    let large_bytes =
-        sum(facts.classes.iter().filter(|c| large(c.up_to_bytes)).map(|c| c.sum.bytes));
-    let jumps = sum(facts.files.iter().map(|f| f.jumps));
+    let classes = if facts.ranks > 0 { &facts.rank_classes } else { &facts.classes };
+    let writes = sum(classes.iter().map(|c| c.sum.writes));
+    let bytes = sum(classes.iter().map(|c| c.sum.bytes));
+    let calls = sum(classes.iter().map(calls_of));
+    let small_calls = sum(classes.iter().filter(|c| small(c.up_to_bytes)).map(calls_of));
+    let large_bytes = sum(classes.iter().filter(|c| large(c.up_to_bytes)).map(|c| c.sum.bytes));
+    let ours = facts.processes.iter().filter(|p| facts.ranks == 0 || p.rank.is_some());
+    let jumps = sum(ours.map(|p| p.jumps));
     let shared = sum(facts.files.iter().map(|f| f.shared));
     let small_share = percent(small_calls, calls);
-    let large_share = percent(large_bytes, facts.total.bytes);
-    let jump_share = percent(jumps, facts.total.writes);
+    let large_share = percent(large_bytes, bytes);
+    let jump_share = percent(jumps, writes);
     if shared > 0 {
         let text = format!(
             "Way in: routed files, after a change: {shared} files are written by several processes, \
@@ -117,7 +126,7 @@ fn way_in(facts: &Facts) -> (Way, String) {
         );
         return (Way::RoutedFiles, text);
     }
-    if calls > 0 && small_share >= 50.0 && calls >= facts.total.writes / 2 {
+    if calls > 0 && small_share >= 50.0 && calls >= writes / 2 {
         let text = format!(
             "Way in: streams: {small_share:.0} % of the {calls} system calls write 4 KiB or less, in \
              order; gathered in the pool they would cost a copy each and no system call. Routed files \

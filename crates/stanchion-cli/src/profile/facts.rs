@@ -135,6 +135,9 @@ pub struct Facts {
     pub ranks: u64,
     pub total: Sum,
     pub classes: Vec<Class>,
+    /// Only of processes that are ranks: a launcher's own small files are nobody's checkpoint.
+    #[serde(skip)]
+    pub rank_classes: Vec<Class>,
     pub processes: Vec<Process>,
     pub nodes: Vec<Node>,
     pub files: Vec<Pattern>,
@@ -160,13 +163,14 @@ impl Facts {
     /// Without any record.
     pub fn new(whole: Whole) -> Facts {
         let up_to = |i: usize| CLASS_ENDS.get(i).copied();
+        let classes: Vec<Class> =
+            (0..CLASSES).map(|i| Class { up_to_bytes: up_to(i), ..Class::default() }).collect();
         Facts {
             whole,
             ranks: 0,
             total: Sum::default(),
-            classes: (0..CLASSES)
-                .map(|i| Class { up_to_bytes: up_to(i), ..Class::default() })
-                .collect(),
+            rank_classes: classes.clone(),
+            classes,
             processes: Vec::new(),
             nodes: Vec::new(),
             files: Vec::new(),
@@ -198,14 +202,12 @@ impl Facts {
             *count = count.saturating_add(more);
         }
         let mut sum = Sum::default();
-        for (kind, cells) in record.classes.iter().enumerate() {
-            for (class, Cell { count, bytes, ns }) in self.classes.iter_mut().zip(cells) {
-                class.sum.add(*count, *bytes, *ns);
-                if kind == Kind::Stdio as usize {
-                    class.stdio.add(*count, *bytes, *ns);
-                }
-                sum.add(*count, *bytes, *ns);
-            }
+        for Cell { count, bytes, ns } in record.classes.iter().flatten() {
+            sum.add(*count, *bytes, *ns);
+        }
+        add_classes(&mut self.classes, record);
+        if head.rank != NO_RANK {
+            add_classes(&mut self.rank_classes, record);
         }
         // It opened something, and left it at that.
         if sum.writes == 0 {
@@ -360,6 +362,17 @@ impl JobBurst {
         burst.processes = blocked.len() as u64;
         burst.blocked_s = blocked.values().max().copied().unwrap_or(0) as f64 / 1e9;
         burst
+    }
+}
+
+fn add_classes(classes: &mut [Class], record: &Record) {
+    for (kind, cells) in record.classes.iter().enumerate() {
+        for (class, Cell { count, bytes, ns }) in classes.iter_mut().zip(cells) {
+            class.sum.add(*count, *bytes, *ns);
+            if kind == Kind::Stdio as usize {
+                class.stdio.add(*count, *bytes, *ns);
+            }
+        }
     }
 }
 
