@@ -206,7 +206,7 @@ fn files(written: &[&Pattern]) -> String {
                 f.fsyncs.to_string(),
                 f.jumps.to_string(),
                 f.shared.to_string(),
-                shown(&f.pattern),
+                f.pattern.escape_debug().to_string(),
             ]
         })
         .collect();
