@@ -758,6 +758,9 @@ pub const INTERNAL_VARIABLES: &[&str] = &[
     "STANCHION_SIZE",
     "STANCHION_JOB_DIR",
     "STANCHION_MPI_DIR",
+    crate::profile::DIR_VARIABLE,
+    crate::profile::GAP_VARIABLE,
+    crate::profile::LIBRARY_VARIABLE,
     "STANCHION_TEST_KEEP",
 ];
 
