@@ -18,3 +18,4 @@ pub mod name;
 pub mod peer;
 pub mod regions;
 pub mod scr_line;
+pub mod segment;
