@@ -85,13 +85,10 @@ pub struct Trailer {
     pub crc: Crc,
 }
 
-/// What a block of ours is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Magic {
-    Header = u64::from_le_bytes(*b"STNSEGH1") as isize,
-    Group = u64::from_le_bytes(*b"STNSEGG1") as isize,
-    Trailer = u64::from_le_bytes(*b"STNSEGT1") as isize,
-}
+/// First letters of the blocks.
+const HEADER: u64 = u64::from_le_bytes(*b"STNSEGH1");
+const GROUP: u64 = u64::from_le_bytes(*b"STNSEGG1");
+const TRAILER: u64 = u64::from_le_bytes(*b"STNSEGT1");
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
@@ -137,9 +134,9 @@ pub fn table_bytes(entries: u64) -> u64 {
 }
 
 impl RawHead {
-    fn new(magic: Magic, life: Life, at: u64, entries: u32, table_crc: Crc) -> RawHead {
+    fn new(magic: u64, life: Life, at: u64, entries: u32, table_crc: Crc) -> RawHead {
         let mut head = RawHead {
-            magic: (magic as u64).into(),
+            magic: magic.into(),
             version: VERSION.into(),
             segment: life.segment.into(),
             store: life.store.into(),
@@ -154,10 +151,10 @@ impl RawHead {
         head
     }
 
-    fn read(magic: Magic, block: &[u8]) -> Option<RawHead> {
+    fn read(magic: u64, block: &[u8]) -> Option<RawHead> {
         let (head, _) = RawHead::read_from_prefix(block).ok()?;
         let own = crc64(&head.as_bytes()[..HEAD_BYTES - 8]);
-        let fits = head.magic.get() == magic as u64
+        let fits = head.magic.get() == magic
             && head.version.get() == VERSION
             && head.reserved.get() == 0
             && own == Crc(head.own_crc.get());
@@ -211,13 +208,13 @@ impl RawEntry {
 /// Fills the first block of a segment of `bytes`.
 pub fn put_header(block: &mut [u8; BLOCK], life: Life, bytes: u64) {
     block.fill(0);
-    let head = RawHead::new(Magic::Header, life, bytes, 0, Crc(0));
+    let head = RawHead::new(HEADER, life, bytes, 0, Crc(0));
     block[..HEAD_BYTES].copy_from_slice(head.as_bytes());
 }
 
 /// Reads the first block of a segment: whose it is, and its size.
 pub fn header(block: &[u8]) -> Option<(Life, u64)> {
-    let head = RawHead::read(Magic::Header, block)?;
+    let head = RawHead::read(HEADER, block)?;
     let bytes = head.at.get();
     let fits = (SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&bytes)
         && bytes.is_multiple_of(BLOCK as u64);
@@ -233,14 +230,14 @@ pub fn put_group(block: &mut [u8; BLOCK], life: Life, at: u64, entries: &[Entry]
     block.fill(0);
     let table = &mut block[HEAD_BYTES..HEAD_BYTES + entries.len() * ENTRY_BYTES];
     put_entries(table, entries);
-    let head = RawHead::new(Magic::Group, life, at, entries.len() as u32, crc64(table));
+    let head = RawHead::new(GROUP, life, at, entries.len() as u32, crc64(table));
     block[..HEAD_BYTES].copy_from_slice(head.as_bytes());
 }
 
 /// Reads the block at `at` of a segment of `bytes`: the chunks that follow it, one behind the other.
 /// `None` if it is not such a block, or of another life.
 pub fn group(block: &[u8], life: Life, at: u64, bytes: u64) -> Option<Vec<Entry>> {
-    let head = RawHead::read(Magic::Group, block)?;
+    let head = RawHead::read(GROUP, block)?;
     let count = head.entries.get() as usize;
     if head.life() != life || head.at.get() != at || count == 0 || count > GROUP_ENTRIES_MAX {
         return None;
@@ -261,13 +258,13 @@ pub fn group(block: &[u8], life: Life, at: u64, bytes: u64) -> Option<Vec<Entry>
 pub fn put_trailer(block: &mut [u8; BLOCK], life: Life, trailer: Trailer) {
     block.fill(0);
     let Trailer { at, entries, crc } = trailer;
-    let head = RawHead::new(Magic::Trailer, life, at, entries, crc);
+    let head = RawHead::new(TRAILER, life, at, entries, crc);
     block[..HEAD_BYTES].copy_from_slice(head.as_bytes());
 }
 
 /// Reads the last block of a segment of `bytes`; `None` if this life was not sealed.
 pub fn trailer(block: &[u8], life: Life, bytes: u64) -> Option<Trailer> {
-    let head = RawHead::read(Magic::Trailer, block)?;
+    let head = RawHead::read(TRAILER, block)?;
     let entries = head.entries.get();
     let at = bytes.checked_sub(BLOCK as u64)?.checked_sub(table_bytes(entries.into()))?;
     let fits = head.life() == life && head.at.get() == at && at >= BLOCK as u64;
