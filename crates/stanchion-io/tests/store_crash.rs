@@ -364,3 +364,42 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_hole_hides_nothing_behind_it() {
+    // FM-T2: a write that had not come to its end when another thread synced, and then the machine stopped.
+    let fs = FaultyFs::new();
+    let store = open(&fs, false).unwrap();
+    let mut known = Known::default();
+    for i in 0..4 {
+        known.append(&store, 1, i..i + 1);
+    }
+    known.sync(&store);
+    drop(store);
+    let hole = known.there[&tag(1, 1)].offset as usize - 4096;
+    fs.tamper("seg.000000", |all| all[hole..hole + 4096].fill(7));
+    fs.crash(Keep::Nothing);
+    let store = open(&fs, true).unwrap();
+    let there: Vec<u64> = all_true(&store, "a hole").iter().map(|t| t.offset).collect();
+    assert_eq!(there, [0, 2, 3]);
+}
+
+#[test]
+fn an_error_of_fsync_is_not_forgotten() {
+    // FM-T4: the system says it once; the chunks may be lost all the same.
+    let fs = FaultyFs::new();
+    let store = open(&fs, false).unwrap();
+    let mut known = Known::default();
+    known.append(&store, 1, 0..2);
+    fs.plan(0, Fault::Once(Errno::IO));
+    let first = store.sync().unwrap_err();
+    assert_eq!(first.file.as_deref(), Some("seg.000000"));
+    assert_eq!(store.sync(), Err(first.clone()));
+    known.append(&store, 2, 0..2);
+    assert_eq!(known.there[&tag(2, 0)].segment, 1, "nothing more goes into that segment");
+    assert_eq!(store.sync(), Err(first));
+    all_true(&store, "still read");
+    known.free(&store, 1);
+    assert_eq!(store.sync(), Ok(()));
+    assert_eq!((store.usage().dead, store.usage().free), (1, 0));
+}
