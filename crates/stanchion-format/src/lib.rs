@@ -19,3 +19,4 @@ pub mod peer;
 pub mod profile;
 pub mod regions;
 pub mod scr_line;
+pub mod segment;
