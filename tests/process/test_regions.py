@@ -247,3 +247,52 @@ def test_incremental_a_flipped_byte_in_the_pool(lab):
     check(done["repaired_files"], f"no repair was reported: {done}")
     run.finish()
     run.same()
+
+
+def test_a_rank_dies_while_it_copies(lab):
+    # FM-S2, FM-P4: nothing of that dataset is used, and its memory comes back: the job ends with room for all others.
+    run = heat(lab, spares=0, step_ms=40, run_args=("--set", "pool_bytes_max=32M"))
+    at, _ = protected(run, committed(run, 0, 2))
+    for n in range(3):
+        at, _ = run.wait_event("began", after=at)
+        run.kill_rank((1, 6, 4)[n])
+        at, _ = run.wait_event("app_lost", after=at)
+        at, chosen = run.wait_event("restart_chosen", after=at)
+        check(chosen["dataset"], f"a restart from nothing: {chosen}")
+        at, _ = run.wait_event("committed", after=at)
+    run.finish()
+    run.same()
+
+
+def test_a_node_dies_before_its_regions_are_protected(lab):
+    # FM-L1, FM-L2: what was in its pool alone is lost, and the dataset before it is used if need be.
+    run = heat(lab, spares=2, step_ms=40)
+    at, _ = protected(run, committed(run, 0))
+    for n in range(2):
+        at, _ = run.wait_event("committed", after=at)
+        run.kill_node((3, 6)[n])
+        at, _ = run.wait_event("node_lost", after=at)
+        at, chosen = run.wait_event("restart_chosen", after=at)
+        check(chosen["dataset"], f"a restart from nothing: {chosen}")
+        at, _ = run.wait_event("launching", after=at)
+    run.finish()
+    run.same()
+
+
+def full_pool(*policy):
+    def test(lab):
+        # FM-P7: two datasets are kept and fill it; what comes then is dropped, at once or after a wait, and the job
+        # goes on.
+        sets = [x for p in (*policy, "pool_bytes_max=16M") for x in ("--set", p)]
+        run = bare(lab, spares=0, run_args=sets)
+        run.finish()
+        run.same()
+        kept, dropped = run.all_events("committed"), run.all_events("dropped")
+        check(len(kept) >= 2 and dropped, f"{len(kept)} were kept, {len(dropped)} dropped")
+        check("the pool is full" in run.text, run.text[-3000:])
+
+    return test
+
+
+test_a_full_pool_skips = full_pool("pool_full=skip")
+test_a_full_pool_is_waited_for = full_pool("pool_full=wait", "pool_wait_ms=200")

@@ -208,8 +208,8 @@ pub enum Request {
     },
     /// Room in the pool for the dataset that is being written, until `Complete`. Answered with `Lent`: at least one
     /// extent, perhaps fewer than were asked for; none if the pool is too small for such datasets: then the rank
-    /// writes a file. Answered with `Failed` (`Space`) where the pool has none and policy says not to wait, with
-    /// `Timeout` when the wait was in vain.
+    /// writes a file. Answered with `Failed` (`Space`) where the pool has none and policy says not to wait, or when the
+    /// wait was in vain.
     Lend {
         /// How much is still needed.
         bytes: u64,

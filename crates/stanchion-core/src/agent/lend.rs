@@ -27,21 +27,22 @@ impl Agent {
     }
 
     fn pool_full(&mut self, conn: ConnId) {
+        self.lend_failed.insert(conn);
         let usage = self.pool.usage();
         let waits = self.settings().text("pool_full") != "skip";
-        let (code, waited) = match waits {
+        let waited = match waits {
             true => {
                 let ms = self.settings().number("pool_wait_ms");
-                (Code::Timeout, format!(" and nothing came back in {ms} ms"))
+                format!(" and nothing came back in {ms} ms")
             }
-            false => (Code::Space, String::new()),
+            false => String::new(),
         };
         let text = format!(
             "the pool is full{waited}: {} of {} bytes are datasets that are not evicted yet; raise pool_bytes_max, \
              or take checkpoints further apart",
             usage.held, usage.max
         );
-        self.fail(conn, code, text);
+        self.fail(conn, Code::Space, text);
     }
 
     pub(super) fn on_reserve(&mut self, conn: ConnId, bytes: u64) {
@@ -87,6 +88,11 @@ impl Agent {
         own: Own,
         trouble: &mut Option<Trouble>,
     ) {
+        let failed = self.lend_failed.remove(&conn);
+        if let Some(t) = trouble.as_mut().filter(|t| failed && t.cause == Cause::SaidInvalid) {
+            // The rank only says what it was told.
+            (t.cause, t.file) = (Cause::NoSpace, Some("the pool is full".into()));
+        }
         let found = match trouble {
             None => self.check_memory(conn, &own),
             Some(_) => Ok((Vec::new(), BTreeSet::new())),
@@ -157,6 +163,7 @@ impl Agent {
     }
 
     pub(super) fn lend_gone(&mut self, conn: ConnId, exited: bool) {
+        self.lend_failed.remove(&conn);
         let wishes = self.pool.gone(conn, exited || self.bug(Bug::LendMapped), self.now.mono);
         self.pool_do(wishes);
     }

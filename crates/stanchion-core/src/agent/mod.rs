@@ -20,7 +20,7 @@ mod records;
 mod restore;
 mod root;
 
-use crate::api::{AgentAction, AgentEvent, Millis, Now, TaskResult, Work};
+use crate::api::{AgentAction, AgentEvent, ConnId, Millis, Now, TaskResult, Work};
 use crate::bugs::{Bug, Bugs};
 use crate::pool::Pool;
 use crate::tree::Tree;
@@ -231,6 +231,8 @@ pub struct Agent {
     /// Ranks ended by a loss in another incarnation must not be answered.
     probes: BTreeMap<AgentId, Millis>,
     pool: Pool,
+    /// Ranks that asked for room in vain since their last complete.
+    lend_failed: BTreeSet<ConnId>,
     /// When the pool was last looked through for what is not needed.
     pool_shrunk: Millis,
 }
@@ -260,6 +262,7 @@ impl Agent {
             leaving: false,
             probes: BTreeMap::new(),
             pool,
+            lend_failed: BTreeSet::new(),
             pool_shrunk: now.mono,
         }
     }
