@@ -43,7 +43,11 @@ impl Source {
             let place = Place::Memory { path: decl.path.clone(), from: 0, parts, fds };
             return Ok(Source { bytes: decl.bytes, name: decl.path, place });
         }
-        let place = client.route(name)?;
+        Source::of_file(client.route(name)?)
+    }
+
+    /// Opens a file by its place.
+    pub(crate) fn of_file(place: String) -> Result<Source, Error> {
         let failed = |cause| Error::Io {
             what: "cannot read file of the restart",
             path: Words::name(&place),
