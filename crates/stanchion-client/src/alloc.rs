@@ -12,7 +12,7 @@ use std::time::Instant;
 
 /// Where pieces begin: a line of the processor's cache.
 const LINE: u64 = 64;
-/// What is not worth being a piece of its own, if more was asked for.
+/// The system's unit of memory.
 pub(crate) const PAGE: u64 = 4096;
 
 /// Who lends.
@@ -54,17 +54,17 @@ impl Alloc {
         self.chunk
     }
 
-    /// A piece of at most `want` bytes, which is not 0; if it can be, what follows `after`. `None`: the pool is too
-    /// small.
+    /// A piece of at most `want` bytes, which is not 0; if it can be, what follows `after`; of fewer than `least` only
+    /// if more cannot be had. `None`: the pool is too small.
     pub(crate) fn take(
         &mut self,
         lender: &mut impl Lender,
-        want: u64,
+        (want, least): (u64, u64),
         after: Option<Span>,
         times: &mut PoolTimes,
     ) -> Result<Option<Span>, Error> {
         let want = want.next_multiple_of(LINE);
-        if let Some(span) = after.and_then(|a| self.following(a)).or_else(|| self.best(want, PAGE))
+        if let Some(span) = after.and_then(|a| self.following(a)).or_else(|| self.best(want, least))
         {
             return Ok(Some(self.cut(span, want)));
         }

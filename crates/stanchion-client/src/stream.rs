@@ -108,12 +108,12 @@ impl Ranges {
         let mut start = low.max(at - at % grain);
         let end = (at + len).max(start.saturating_add(grain)).next_multiple_of(PAGE).min(high);
         let after = before.filter(|_| start == low).map(|(_, run)| run.span);
-        let Some(mut span) = alloc.take(lender, end - start, after, times)? else {
+        let Some(mut span) = alloc.take(lender, (end - start, PAGE), after, times)? else {
             return Ok(Put::TooLarge);
         };
-        // Less than was asked for goes to where it is needed.
+        // Less than was asked for goes to where it is needed: before what comes next, if that is near.
         if start + span.bytes <= at {
-            start = at;
+            start = if end - at <= span.bytes { end - span.bytes } else { at };
         }
         span = alloc.trim(span, end - start);
         // A piece may be a little longer than what there is room for.
@@ -257,10 +257,11 @@ impl Zeros {
         times: &mut PoolTimes,
     ) -> Result<bool, Error> {
         let want = bytes.clamp(PAGE, alloc.chunk());
-        if self.0.is_some_and(|span| span.bytes >= want) {
+        let least = want / 2;
+        if self.0.is_some_and(|span| span.bytes >= least) {
             return Ok(true);
         }
-        let Some(span) = alloc.take(lender, want, None, times)? else {
+        let Some(span) = alloc.take(lender, (want, least), None, times)? else {
             return Ok(self.0.is_some());
         };
         if self.0.is_some_and(|old| old.bytes >= span.bytes) {

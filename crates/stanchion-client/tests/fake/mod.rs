@@ -21,6 +21,8 @@ pub enum Reply {
     Answer(Answer),
     /// Sends these bytes, whatever they are.
     Raw(Vec<u8>),
+    /// Whatever this does with the connection.
+    Do(Box<dyn FnOnce(&UnixStream) -> std::io::Result<()>>),
     /// Sends these bytes and closes.
     RawThenClose(Vec<u8>),
     /// Sends one byte at a time, with a pause after each.
@@ -269,6 +271,7 @@ fn serve(
         let sent = match reply {
             Reply::Answer(answer) => stream.write_all(&sealed(&answer)),
             Reply::Raw(bytes) => stream.write_all(&bytes),
+            Reply::Do(it) => it(&stream),
             Reply::RawThenClose(bytes) => {
                 let _ = stream.write_all(&bytes);
                 return;
