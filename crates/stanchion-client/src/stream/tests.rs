@@ -132,7 +132,7 @@ fn long_random_histories() {
 fn a_stream_from_its_beginning_is_few_parts() {
     let mut rig = Rig::new(&[16 * CHUNK], 1 << 30);
     let mut ranges = Ranges::default();
-    let bytes: Vec<u8> = (0..5_000_003u32).map(|n| (n * 7 >> 4) as u8).collect();
+    let bytes: Vec<u8> = (0..5_000_003u32).map(|n| ((n * 7) >> 4) as u8).collect();
     for (n, piece) in bytes.chunks(1001).enumerate() {
         rig.put(&mut ranges, n as u64 * 1001, piece);
     }
@@ -146,7 +146,7 @@ fn a_stream_from_its_beginning_is_few_parts() {
 fn a_stream_from_its_end_is_few_parts_as_well() {
     let mut rig = Rig::new(&[CHUNK], 1 << 30);
     let mut ranges = Ranges::default();
-    let bytes: Vec<u8> = (0..150_000u32).map(|n| (n * 7 >> 4) as u8).collect();
+    let bytes: Vec<u8> = (0..150_000u32).map(|n| ((n * 7) >> 4) as u8).collect();
     for at in (0..bytes.len()).rev() {
         rig.put(&mut ranges, at as u64, &bytes[at..=at]);
     }

@@ -15,6 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+/// Something done with a connection.
+pub type Act = Box<dyn FnOnce(&UnixStream) -> std::io::Result<()>>;
+
 /// What the agent does about a request.
 pub enum Reply {
     /// Answers.
@@ -22,7 +25,7 @@ pub enum Reply {
     /// Sends these bytes, whatever they are.
     Raw(Vec<u8>),
     /// Whatever this does with the connection.
-    Do(Box<dyn FnOnce(&UnixStream) -> std::io::Result<()>>),
+    Do(Act),
     /// Sends these bytes and closes.
     RawThenClose(Vec<u8>),
     /// Sends one byte at a time, with a pause after each.
