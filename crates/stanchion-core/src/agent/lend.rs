@@ -11,6 +11,9 @@ use stanchion_format::name;
 use stanchion_format::peer::{Cause, Trouble};
 use std::collections::BTreeSet;
 
+/// What a rank declared in the pool, and the extents that it used.
+type Checked = (Vec<(MemoryFile, u64)>, BTreeSet<ExtentId>);
+
 impl Agent {
     fn pool_do(&mut self, wishes: Vec<Do>) {
         for wish in wishes {
@@ -108,14 +111,11 @@ impl Agent {
     }
 
     /// FM-P5: parts lie within extents that are lent to this rank, and make up the declared size.
-    fn check_memory(
-        &self,
-        conn: ConnId,
-        own: &Own,
-    ) -> Result<(Vec<(MemoryFile, u64)>, BTreeSet<ExtentId>), Cause> {
+    fn check_memory(&self, conn: ConnId, own: &Own) -> Result<Checked, Cause> {
         let mut files = Vec::new();
         let mut used = BTreeSet::new();
         let mut parts = 0usize;
+        let mut last: Option<(ExtentId, u64)> = None;
         for file in &own.memory {
             let declared = own.files.iter().find(|f| f.path == file.path);
             let declared = declared.ok_or(Cause::Malformed)?;
@@ -129,11 +129,16 @@ impl Agent {
                 let ends = |offset: u64| offset.checked_add(part.bytes).ok_or(Cause::Malformed);
                 match part.from {
                     PartFrom::Extent { id, offset } => {
-                        let lent = self.pool.lent(conn, id).ok_or(Cause::Malformed)?;
+                        let lent = match last {
+                            Some((known, bytes)) if known == id => bytes,
+                            _ => self.pool.lent(conn, id).ok_or(Cause::Malformed)?,
+                        };
                         if ends(offset)? > lent || part.bytes == 0 {
                             return Err(Cause::Malformed);
                         }
-                        used.insert(id);
+                        if last.replace((id, lent)).is_none_or(|(known, _)| known != id) {
+                            used.insert(id);
+                        }
                     }
                     PartFrom::Base { offset } => {
                         ends(offset)?;
