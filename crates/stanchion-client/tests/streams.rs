@@ -155,6 +155,33 @@ fn seeking_overwriting_and_holes() {
 }
 
 #[test]
+fn many_open_readers_hold_few_descriptors() {
+    let pool = Pool::new(CHUNK, PLENTY);
+    let fake = pool.fake();
+    let mut client = client(&fake);
+    begin(&mut client);
+    for n in 0..400u32 {
+        put(&mut client, &n.to_string(), &sample(20_000, n), 5000).unwrap();
+    }
+    client.complete(true).unwrap();
+    client.start_restart().unwrap();
+    let fds = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = fds();
+    let open = |n: u32| (n, client.stream_open(&n.to_string(), Mode::Read).unwrap());
+    let ids: Vec<(u32, StreamId)> = (0..400).map(open).collect();
+    let mut buf = vec![0; 10_000];
+    for half in [0, 10_000] {
+        for (n, id) in &ids {
+            assert_eq!(client.stream_read(*id, &mut buf).unwrap(), 10_000);
+            assert!(buf == sample(20_000, *n)[half..half + 10_000]);
+        }
+    }
+    // Other tests of this process open some meanwhile.
+    assert!(fds() < before + 350, "{} and {before}", fds());
+    client.complete_restart(true).unwrap();
+}
+
+#[test]
 fn a_thousand_small_streams_take_few_chunks() {
     let pool = Pool::new(CHUNK, PLENTY);
     let fake = pool.fake();

@@ -24,6 +24,10 @@ use std::time::{Duration, Instant};
 /// Writes of fewer bytes are not timed: looking at the clock would cost as much.
 const TIMED_BYTES: usize = 64 << 10;
 
+/// Descriptors of the agent's memory that streams keep which are not being read. Each could hold as many as one answer
+/// brings, and a process may have few.
+const KEPT_FDS: usize = 256;
+
 /// An open stream. Numbers are never used again by a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub u64);
@@ -213,8 +217,24 @@ impl Streams {
     fn add(&mut self, stream: Stream) -> StreamId {
         self.last += 1;
         let id = StreamId(self.last);
+        if let Stream::Read(reader) = &stream {
+            self.release_beside(reader.source.held());
+        }
         self.open.insert(id, stream);
         id
+    }
+
+    /// Another stream came to have `more` descriptors: if they are too many, those that are open give theirs up.
+    fn release_beside(&mut self, more: usize) {
+        let sources = |s: &Stream| if let Stream::Read(r) = s { r.source.held() } else { 0 };
+        if more == 0 || more + self.open.values().map(sources).sum::<usize>() <= KEPT_FDS {
+            return;
+        }
+        for stream in self.open.values_mut() {
+            if let Stream::Read(reader) = stream {
+                reader.source.release();
+            }
+        }
     }
 
     fn get(&mut self, call: &'static str, id: StreamId) -> Result<&mut Stream, Error> {
@@ -413,9 +433,13 @@ impl Client {
         let Some(Stream::Read(mut reader)) = self.streams.open.remove(&id) else { return Ok(0) };
         let left = reader.source.bytes.saturating_sub(reader.at);
         let bytes = buf.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let had = reader.source.held();
         let done = reader.source.read(self, CALL, &mut buf[..bytes], reader.at);
         if done.is_ok() {
             reader.at += bytes as u64;
+        }
+        if reader.source.held() != had {
+            self.streams.release_beside(reader.source.held());
         }
         self.streams.open.insert(id, Stream::Read(reader));
         done.map(|()| bytes)
