@@ -71,7 +71,8 @@ pub unsafe extern "C" fn stn_write(
                 0 => &[],
                 bytes => std::slice::from_raw_parts(buf.cast::<u8>(), bytes),
             };
-            c.stream_write(StreamId(stream), bytes)
+            // `call` has looked at the process.
+            c.write_here(StreamId(stream), bytes)
         })
     }
 }
