@@ -31,6 +31,12 @@
  *     if (have) stn_restore(ctx, name, sizeof name, &no);
  *     if (need) stn_checkpoint(ctx, name, strlen(name), STN_FLAG_CHECKPOINT, &no);
  *
+ * The same with streams, for a program that writes its state piece by piece
+ *
+ *     stn_open(ctx, file, strlen(file), STN_WRITE, &stream);      after stn_begin
+ *     stn_write(ctx, stream, piece, piece_bytes);                 as often as needed
+ *     stn_close(ctx, stream);                                     before stn_complete
+ *
  * Ranks. A context is one rank's connection to its node's agent. Nothing here
  * needs MPI, and any subset of a job's processes can be the ranks.
  *
@@ -53,7 +59,8 @@
  * STN_ERR_STATE.
  *
  * Disabled (STANCHION_ENABLE=0): calls pass through. stn_route gives the file's
- * place in the prefix and makes its directories, there is never a restart,
+ * place in the prefix and makes its directories, streams are files there,
+ * which can also be read while no dataset is open, there is never a restart,
  * stn_need_checkpoint follows STANCHION_CHECKPOINT_INTERVAL only; stn_wait fails
  * with STN_ERR_LEVEL, and stn_barrier with STN_ERR_STATE.
  */
@@ -97,6 +104,10 @@ extern "C" {
 #define STN_LEVEL_CACHED (1)     /* the application's crash */
 #define STN_LEVEL_PROTECTED (2)  /* losses of nodes within the redundancy scheme */
 #define STN_LEVEL_PERSISTENT (4) /* everything but the loss of the prefix */
+
+/* What a stream is opened for. */
+#define STN_READ (1)
+#define STN_WRITE (2)
 
 /* A buffer of this size holds the name of every dataset. */
 #define STN_NAME_SIZE (256)
@@ -223,6 +234,46 @@ int stn_region_bytes(stn_ctx *ctx, uint64_t region_id, size_t *bytes);
  * rank's own error, regions may be filled in part, and the next call takes the
  * dataset before it. Collective. */
 int stn_restore(stn_ctx *ctx, char *name, size_t name_size, uint64_t *no);
+
+/* ---- streams ------------------------------------------------------------ */
+
+/* A stream is a file of the dataset that is written or read through the library:
+ * the bytes go into memory that the node's agent has, and are safe from there on
+ * like those of all files. A context may have many streams open; each has a
+ * position of its own, which begins at 0. All calls are local.
+ *
+ * Opens one. `path` is as in stn_route. STN_WRITE, between stn_begin and
+ * stn_complete: a new file of the dataset; STN_ERR_INVALID if the dataset has
+ * it already, by stn_open or stn_route. STN_READ, between stn_start_restart and
+ * the end of the restart: a file of that dataset, also one that was written at
+ * its routed place. (A file that was written as a stream is to be read as one:
+ * there may be nothing at the place that stn_route tells.) *stream becomes a
+ * number that this context never uses again. */
+int stn_open(stn_ctx *ctx, const char *path, size_t path_len, int mode, uint64_t *stream);
+
+/* Writes `bytes` bytes, any number, at the position and moves that behind them;
+ * what was there is replaced. The memory may be changed when it returns. Many
+ * small writes are cheap. May wait for room in the agent's memory (`pool_full`
+ * and `pool_wait_ms` in docs/config.md): STN_ERR_SPACE, STN_ERR_TIMEOUT. After
+ * a failure other than STN_ERR_INVALID no stream of the dataset can be written
+ * any more, and stn_complete drops it. */
+int stn_write(stn_ctx *ctx, uint64_t stream, const void *buf, size_t bytes);
+
+/* Reads up to `bytes` bytes at the position and moves that behind them. *got
+ * becomes their number: less than `bytes` only at the end of the file, 0 there. */
+int stn_read(stn_ctx *ctx, uint64_t stream, void *buf, size_t bytes, size_t *got);
+
+/* Moves the position. It may be beyond the end: what is never written before the
+ * last byte that is, reads as zeros. */
+int stn_seek(stn_ctx *ctx, uint64_t stream, uint64_t offset);
+
+/* The size of the file: up to the last byte written so far, or as it is read. */
+int stn_size(stn_ctx *ctx, uint64_t stream, uint64_t *bytes);
+
+/* Ends the stream; its number is STN_ERR_INVALID from then on. A stream that was
+ * written is part of the dataset only now: one that is open when stn_complete is
+ * called makes that drop the dataset. Those that are read end with the restart. */
+int stn_close(stn_ctx *ctx, uint64_t stream);
 
 /* ---- the job ------------------------------------------------------------ */
 

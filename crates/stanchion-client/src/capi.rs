@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 pub mod regions;
+pub mod streams;
 
 /// Longest text that is taken from a caller, bytes.
 const ARGUMENT_BYTES_MAX: usize = 1 << 20;

@@ -20,6 +20,8 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+pub(crate) mod streams;
+
 /// Bytes of paths that fit into one request, with room for all else.
 const PATHS_BYTES_MAX: usize = limits::CLIENT_FRAME_BYTES_MAX as usize / 2;
 
@@ -150,6 +152,7 @@ pub struct Client {
     needs: u64,
     last_no: u64,
     pool: PoolMap,
+    streams: streams::Streams,
     pub(crate) increment: Increment,
 }
 
@@ -195,6 +198,7 @@ impl Client {
             needs: 0,
             last_no: 0,
             pool: PoolMap::default(),
+            streams: streams::Streams::default(),
             increment: Increment::default(),
         })
     }
@@ -223,6 +227,7 @@ impl Client {
             needs: 0,
             last_no: 0,
             pool: PoolMap::default(),
+            streams: streams::Streams::default(),
             increment: Increment::default(),
         }
     }
@@ -362,6 +367,7 @@ impl Client {
                 _ => None,
             })?
         };
+        self.begin_streams();
         let (files, begun_at) = (BTreeSet::new(), Instant::now());
         let blocked = begun_at - asked;
         self.phase = Phase::Writing {
@@ -407,8 +413,9 @@ impl Client {
             Phase::Writing { dir, files, bytes, blocked, .. } => {
                 let path = self.prefix.route(file).map_err(refuse)?;
                 let place = fitting(format!("{dir}/{path}"))?;
+                self.streams.free(&path)?;
                 if !files.contains(&path) {
-                    if files.len() >= limits::RANK_FILES_MAX
+                    if files.len() + self.streams.in_memory() >= limits::RANK_FILES_MAX
                         || *bytes + path.len() > PATHS_BYTES_MAX
                     {
                         return Err(Error::TooManyFiles);
@@ -442,14 +449,17 @@ impl Client {
     }
 
     /// Disabled: the file's place in the prefix, or the name itself where none was said or it lies elsewhere.
+    fn pass_through_place(&self, file: &str) -> Result<String, Error> {
+        match self.prefix.route(file) {
+            Ok(path) if self.prefix_said => Ok(format!("{}/{path}", self.prefix.as_str())),
+            Ok(_) | Err(name::NameError::Escapes) => Ok(file.to_owned()),
+            Err(cause) => Err(Error::Name { what: "file", name: Words::name(file), cause }),
+        }
+    }
+
+    /// The same, and its directories.
     fn pass_through(&self, file: &str) -> Result<String, Error> {
-        let place = match self.prefix.route(file) {
-            Ok(path) if self.prefix_said => format!("{}/{path}", self.prefix.as_str()),
-            Ok(_) | Err(name::NameError::Escapes) => file.to_owned(),
-            Err(cause) => {
-                return Err(Error::Name { what: "file", name: Words::name(file), cause });
-            }
-        };
+        let place = self.pass_through_place(file)?;
         match place.rsplit_once('/') {
             None | Some(("", _)) => {}
             Some((parents, _)) => {
@@ -492,14 +502,7 @@ impl Client {
         request: &Request,
         wait: Duration,
     ) -> Result<Vec<Lent>, Error> {
-        let link = self.link.as_mut().ok_or(Error::Disabled { call, code: Code::State })?;
-        match link.ask_for_fds(call, request, wait)? {
-            (Answer::Lent(lent), fds) if lent.len() <= limits::EXTENTS_PER_ANSWER_MAX => {
-                if self.pool.take(&lent, fds)? { Ok(lent) } else { Err(link.give_up(call)) }
-            }
-            (Answer::Failed { code, text }, _) => Err(refused(code, &text)),
-            _ => Err(link.give_up(call)),
-        }
+        ask_lent(&mut self.link, &mut self.pool, call, request, wait)
     }
 
     /// A part of this rank's datasets will have `new` bytes in memory, where it had `old`: the agent makes room for
@@ -553,6 +556,7 @@ impl Client {
         if !matches!(self.phase, Phase::Writing { .. }) {
             return Err(Error::State { call: CALL, phase: self.phase.words() });
         }
+        let streams = self.end_streams();
         let Phase::Writing { dir, files, memory, spent, asked, begun, mut blocked, .. } =
             std::mem::replace(&mut self.phase, Phase::Idle)
         else {
@@ -560,13 +564,17 @@ impl Client {
         };
         let now = Instant::now();
         if self.link.is_none() {
-            return if valid { Ok(()) } else { Err(self.dropped(Fault::Said)) };
+            let done = if valid { streams } else { Err(Fault::Said) };
+            return done.map_err(|fault| self.dropped(fault));
         }
-        let (mut files, fault) =
-            match if valid { self.declare(&dir, files) } else { Err(Fault::Said) } {
-                Ok(files) => (files, None),
-                Err(fault) => (Vec::new(), Some(fault)),
-            };
+        let declared = match valid {
+            true => streams.and_then(|()| self.declare(&dir, files)),
+            false => Err(Fault::Said),
+        };
+        let (mut files, fault) = match declared {
+            Ok(files) => (files, None),
+            Err(fault) => (Vec::new(), Some(fault)),
+        };
         blocked += now.elapsed();
         debug_assert!(asked <= begun);
         let rank = RankId(self.me.rank);
@@ -673,6 +681,7 @@ impl Client {
             return Err(Error::State { call: "complete_restart", phase: self.phase.words() });
         }
         self.phase = Phase::Idle;
+        self.streams.close_all();
         let own = Own { valid, ..Own::default() };
         self.collective(Ask::CompleteRestart, own, |a, _| (a == Answer::Ok).then_some(()))
     }
@@ -758,6 +767,24 @@ impl Client {
             self.link = None;
         }
         done
+    }
+}
+
+/// Asks for memory, and maps what comes.
+fn ask_lent(
+    link: &mut Option<Link>,
+    pool: &mut PoolMap,
+    call: &'static str,
+    request: &Request,
+    wait: Duration,
+) -> Result<Vec<Lent>, Error> {
+    let link = link.as_mut().ok_or(Error::Disabled { call, code: Code::State })?;
+    match link.ask_for_fds(call, request, wait)? {
+        (Answer::Lent(lent), fds) if lent.len() <= limits::EXTENTS_PER_ANSWER_MAX => {
+            if pool.take(&lent, fds)? { Ok(lent) } else { Err(link.give_up(call)) }
+        }
+        (Answer::Failed { code, text }, _) => Err(refused(code, &text)),
+        _ => Err(link.give_up(call)),
     }
 }
 

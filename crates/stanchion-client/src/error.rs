@@ -196,6 +196,22 @@ pub enum Error {
         /// The region.
         id: u64,
     },
+    /// No stream of this number is open.
+    #[error("{call}: there is no stream {id}")]
+    NoStream {
+        /// The call.
+        call: &'static str,
+        /// The stream.
+        id: u64,
+    },
+    /// A path that a dataset cannot have beside another one.
+    #[error("'{path}' cannot be added to the dataset, which has '{by}' already")]
+    Taken {
+        /// Below the prefix.
+        path: Words,
+        /// The same, a directory of it, or a file below it.
+        by: Words,
+    },
     /// There is nothing to restart from.
     #[error("there is no dataset to restart from")]
     NoRestart,
@@ -289,6 +305,20 @@ pub enum Fault {
         /// Its path below the prefix.
         path: Words,
     },
+    /// A stream was not closed.
+    #[error("stream '{path}' is still open")]
+    Open {
+        /// Its path below the prefix.
+        path: Words,
+    },
+    /// A stream could not be written.
+    #[error("stream '{path}' could not be written: {cause}")]
+    Stream {
+        /// Its path below the prefix.
+        path: Words,
+        /// What the caller heard then.
+        cause: Words,
+    },
 }
 
 fn region_words(dataset: &Words, id: u64, protected: Option<u64>, stored: Option<u64>) -> String {
@@ -316,7 +346,7 @@ impl Error {
             Error::State { .. } | Error::Forked { .. } => Code::State,
             Error::Setting(ConfigError::Unknown { .. }) | Error::NoFile { .. } => Code::NotFound,
             Error::NoRestart | Error::NoRegion { .. } => Code::NotFound,
-            Error::Region { .. } => Code::Invalid,
+            Error::Region { .. } | Error::NoStream { .. } | Error::Taken { .. } => Code::Invalid,
             Error::Regions { cause: RegionsError::TooMany(_) | RegionsError::TooLarge, .. } => {
                 Code::Invalid
             }

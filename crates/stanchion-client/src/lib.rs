@@ -5,6 +5,7 @@
 //! gone, the client is dead and says so at each call. The C interface of `include/stanchion.h` is
 //! [`capi`]; SCR's is the crate `stanchion-scr`.
 
+mod alloc;
 pub mod capi;
 mod client;
 mod environment;
@@ -15,8 +16,10 @@ mod pool;
 mod regions;
 mod route;
 mod source;
+mod stream;
 mod wire;
 
+pub use client::streams::{Mode, StreamId};
 pub use client::{Begun, Client, Offer, Options};
 pub use environment::Environment;
 pub use error::{Error, Words};

@@ -72,7 +72,8 @@ impl PoolMap {
         Some(self.reserved)
     }
 
-    fn map(&self, id: ExtentId) -> &Mapping {
+    /// The memory of what was lent.
+    pub(crate) fn map(&self, id: ExtentId) -> &Mapping {
         self.maps.get(&id).expect("what is lent was mapped when it came")
     }
 }

@@ -21,11 +21,10 @@ pub(crate) struct Source {
 #[derive(Debug)]
 enum Place {
     File(File),
-    /// In the pool of the agent; a window of its parts is known, from `from` on.
+    /// In the pool of the agent; a window of its parts is known.
     Memory {
         path: String,
-        from: u64,
-        parts: Vec<MemoryAt>,
+        parts: Window,
         fds: Vec<OwnedFd>,
     },
 }
@@ -40,10 +39,15 @@ impl Source {
         let decl = client.reading_file(name)?;
         let (parts, fds) = client.open_memory(call, &decl.path, 0)?;
         if !parts.is_empty() {
-            let place = Place::Memory { path: decl.path.clone(), from: 0, parts, fds };
+            let parts = Window::new(0, parts);
+            let place = Place::Memory { path: decl.path.clone(), parts, fds };
             return Ok(Source { bytes: decl.bytes, name: decl.path, place });
         }
-        let place = client.route(name)?;
+        Source::of_file(client.route(name)?)
+    }
+
+    /// Opens a file by its place.
+    pub(crate) fn of_file(place: String) -> Result<Source, Error> {
         let failed = |cause| Error::Io {
             what: "cannot read file of the restart",
             path: Words::name(&place),
@@ -52,6 +56,21 @@ impl Source {
         let file = File::open(&place).map_err(failed)?;
         let bytes = file.metadata().map_err(failed)?.len();
         Ok(Source { bytes, name: place, place: Place::File(file) })
+    }
+
+    /// Descriptors that it has, beside that of a file.
+    pub(crate) fn held(&self) -> usize {
+        match &self.place {
+            Place::File(_) => 0,
+            Place::Memory { fds, .. } => fds.len(),
+        }
+    }
+
+    /// Closes those; it asks again when it is read.
+    pub(crate) fn release(&mut self) {
+        if let Place::Memory { parts, fds, .. } = &mut self.place {
+            (*parts, *fds) = Default::default();
+        }
     }
 
     /// Fills `buf` from `offset` on; `UnexpectedEof` beyond the end.
@@ -66,16 +85,16 @@ impl Source {
         let failed = |cause| Error::Io { what: "cannot read", path: Words::name(&name), cause };
         match &mut self.place {
             Place::File(file) => file.read_exact_at(buf, offset).map_err(failed),
-            Place::Memory { path, from, parts, fds } => {
+            Place::Memory { path, parts, fds } => {
                 let mut done = 0;
                 while done < buf.len() {
                     let at = offset + done as u64;
-                    let Some((part, skip)) = find(parts, *from, at) else {
-                        (*parts, *fds) = client.open_memory(call, path, at)?;
-                        *from = at;
-                        if parts.is_empty() {
+                    let Some((part, skip)) = parts.find(at) else {
+                        let (more, readers) = client.open_memory(call, path, at)?;
+                        if more.is_empty() {
                             return Err(failed(ErrorKind::UnexpectedEof.into()));
                         }
+                        (*parts, *fds) = (Window::new(at, more), readers);
                         continue;
                     };
                     let left = usize::try_from(part.bytes - skip).unwrap_or(usize::MAX);
@@ -91,20 +110,27 @@ impl Source {
     }
 }
 
-/// The part that has the byte at `at`, and how far into it that is. `from`: where the first part begins.
-fn find(parts: &[MemoryAt], from: u64, at: u64) -> Option<(MemoryAt, u64)> {
-    let mut start = from;
-    if at < from {
-        return None;
+/// Parts that follow each other, and where each begins.
+#[derive(Debug, Default)]
+struct Window(Vec<(u64, MemoryAt)>);
+
+impl Window {
+    fn new(from: u64, parts: Vec<MemoryAt>) -> Window {
+        let place = |start: &mut u64, part: MemoryAt| {
+            let at = *start;
+            *start = at.saturating_add(part.bytes);
+            Some((at, part))
+        };
+        Window(parts.into_iter().scan(from, place).collect())
     }
-    for part in parts {
-        let end = start.saturating_add(part.bytes);
-        if at < end {
-            return Some((*part, at - start));
-        }
-        start = end;
+
+    /// The part that has the byte at `at`, and how far into it that is.
+    fn find(&self, at: u64) -> Option<(MemoryAt, u64)> {
+        let next = self.0.partition_point(|(start, _)| *start <= at);
+        let (start, part) = self.0.get(next.checked_sub(1)?)?;
+        let skip = at - start;
+        (skip < part.bytes).then_some((*part, skip))
     }
-    None
 }
 
 fn read_all(fd: &OwnedFd, mut buf: &mut [u8], mut offset: u64) -> io::Result<()> {
@@ -130,11 +156,13 @@ mod tests {
     fn parts_are_found_by_their_place() {
         let at = |bytes, fd| MemoryAt { bytes, fd, offset: 7 };
         let parts = [at(10, 0), at(1, 1), at(5, 2)];
-        assert_eq!(find(&parts, 100, 99), None);
-        assert_eq!(find(&parts, 100, 100), Some((parts[0], 0)));
-        assert_eq!(find(&parts, 100, 109), Some((parts[0], 9)));
-        assert_eq!(find(&parts, 100, 110), Some((parts[1], 0)));
-        assert_eq!(find(&parts, 100, 113), Some((parts[2], 2)));
-        assert_eq!(find(&parts, 100, 116), None);
+        let window = Window::new(100, parts.to_vec());
+        assert_eq!(window.find(99), None);
+        assert_eq!(window.find(100), Some((parts[0], 0)));
+        assert_eq!(window.find(109), Some((parts[0], 9)));
+        assert_eq!(window.find(110), Some((parts[1], 0)));
+        assert_eq!(window.find(113), Some((parts[2], 2)));
+        assert_eq!(window.find(116), None);
+        assert_eq!(Window::default().find(0), None);
     }
 }

@@ -6,6 +6,7 @@
  *   native abuse     arguments that must be refused
  *   native fork      a child with its parent's context
  *   native dead      an agent that closes after the second question
+ *   native streams   files of a dataset written and read in pieces
  *   native nobody    no agent at all
  */
 #ifndef _GNU_SOURCE
@@ -247,6 +248,111 @@ static void dead(void)
   stn_free(ctx);
 }
 
+/* A matrix that is written by columns into a file of rows, and a stream of single bytes. */
+static void streams_write(void)
+{
+  uint64_t s = 0, t = 0, size = 9;
+  EXPECT(stn_begin(ctx, TEXT("piecewise"), STN_FLAG_CHECKPOINT, NULL) == STN_OK);
+  EXPECT(stn_open(ctx, TEXT("out/rows"), STN_WRITE, &s) == STN_OK && s != 0);
+  EXPECT(stn_open(ctx, TEXT("out/bytes"), STN_WRITE, &t) == STN_OK && t != s);
+  for (int column = 0; column < 40; column++) {
+    for (int row = 0; row < 100; row++) {
+      int value = row * 1000 + column;
+      EXPECT(stn_seek(ctx, s, (uint64_t)(row * 50 + column) * sizeof value) == STN_OK);
+      EXPECT(stn_write(ctx, s, &value, sizeof value) == STN_OK);
+      EXPECT(stn_write(ctx, t, &value, 1) == STN_OK);
+    }
+  }
+  EXPECT(stn_size(ctx, s, &size) == STN_OK && size == (99 * 50 + 40) * sizeof(int));
+  EXPECT(stn_write(ctx, t, NULL, 0) == STN_OK);
+  EXPECT(stn_close(ctx, t) == STN_OK);
+  EXPECT(stn_close(ctx, s) == STN_OK);
+  char *much = (char *)malloc(300000);
+  EXPECT(much != NULL);
+  memset(much, 'm', 300000);
+  EXPECT(stn_open(ctx, TEXT("much"), STN_WRITE, &s) == STN_OK);
+  EXPECT(stn_write(ctx, s, much, 300000) == STN_OK);
+  free(much);
+  /* What must be refused changes nothing. */
+  uint64_t u = 9;
+  EXPECT(stn_open(ctx, TEXT("out/rows"), STN_WRITE, &u) == STN_ERR_INVALID && u == 0);
+  EXPECT(stn_open(ctx, TEXT("out"), STN_WRITE, &u) == STN_ERR_INVALID);
+  EXPECT(stn_open(ctx, TEXT("../x"), STN_WRITE, &u) == STN_ERR_INVALID);
+  EXPECT(stn_open(ctx, TEXT("x"), 3, &u) == STN_ERR_INVALID);
+  EXPECT(stn_open(ctx, TEXT("x"), STN_WRITE, NULL) == STN_ERR_INVALID);
+  EXPECT(stn_open(ctx, TEXT("x"), STN_READ, &u) == STN_ERR_STATE);
+  EXPECT(stn_open(NULL, TEXT("x"), STN_WRITE, &u) == STN_ERR_INVALID);
+  EXPECT(stn_write(ctx, t, "x", 1) == STN_ERR_INVALID);
+  EXPECT(stn_write(ctx, 0, "x", 1) == STN_ERR_INVALID);
+  EXPECT(stn_write(ctx, UINT64_MAX, "x", 1) == STN_ERR_INVALID);
+  EXPECT(stn_write(ctx, s, NULL, 1) == STN_ERR_INVALID);
+  EXPECT(stn_write(ctx, s, &u, (size_t)-1) == STN_ERR_INVALID);
+  EXPECT(stn_seek(ctx, s, UINT64_MAX) == STN_ERR_INVALID);
+  EXPECT(stn_size(ctx, s, NULL) == STN_ERR_INVALID);
+  EXPECT(stn_size(ctx, t, &size) == STN_ERR_INVALID && size == 0);
+  size_t got = 9;
+  char byte;
+  EXPECT(stn_read(ctx, s, &byte, 1, &got) == STN_ERR_INVALID && got == 0);
+  EXPECT(stn_close(ctx, t) == STN_ERR_INVALID);
+  EXPECT(stn_close(ctx, s) == STN_OK);
+  EXPECT(stn_complete(ctx, 1) == STN_OK);
+  EXPECT(stn_seek(ctx, s, 0) == STN_ERR_INVALID);
+  EXPECT(stn_open(ctx, TEXT("x"), STN_WRITE, &u) == STN_ERR_STATE);
+}
+
+static void streams_read(void)
+{
+  uint64_t s = 0, size = 0;
+  size_t got = 0;
+  int row[50];
+  char rest[8], *much = (char *)malloc(400000);
+  EXPECT(much != NULL);
+  EXPECT(stn_start_restart(ctx, NULL, 0, NULL) == STN_OK);
+  EXPECT(stn_open(ctx, TEXT("out/rows"), STN_READ, &s) == STN_OK);
+  for (int r = 98; r >= 0; r--) {
+    EXPECT(stn_seek(ctx, s, (uint64_t)r * sizeof row) == STN_OK);
+    EXPECT(stn_read(ctx, s, row, sizeof row, &got) == STN_OK && got == sizeof row);
+    for (int column = 0; column < 50; column++) {
+      EXPECT(row[column] == (column < 40 ? r * 1000 + column : 0));
+    }
+  }
+  EXPECT(stn_size(ctx, s, &size) == STN_OK && size == (99 * 50 + 40) * sizeof(int));
+  EXPECT(stn_seek(ctx, s, size - 2) == STN_OK);
+  EXPECT(stn_read(ctx, s, rest, sizeof rest, &got) == STN_OK && got == 2);
+  EXPECT(stn_read(ctx, s, rest, sizeof rest, &got) == STN_OK && got == 0);
+  EXPECT(stn_read(ctx, s, rest, sizeof rest, NULL) == STN_ERR_INVALID);
+  EXPECT(stn_read(ctx, s, NULL, 4, &got) == STN_ERR_INVALID);
+  EXPECT(stn_write(ctx, s, rest, 1) == STN_ERR_INVALID);
+  EXPECT(stn_close(ctx, s) == STN_OK);
+  EXPECT(stn_open(ctx, TEXT("much"), STN_READ, &s) == STN_OK);
+  EXPECT(stn_read(ctx, s, much, 400000, &got) == STN_OK && got == 300000);
+  EXPECT(much[0] == 'm' && much[299999] == 'm');
+  free(much);
+  EXPECT(stn_open(ctx, TEXT("none"), STN_READ, &size) == STN_ERR_NOTFOUND && size == 0);
+  EXPECT(stn_open(ctx, TEXT("none"), STN_WRITE, &size) == STN_ERR_STATE);
+  EXPECT(stn_complete_restart(ctx, 1) == STN_OK);
+  EXPECT(stn_read(ctx, s, rest, 1, &got) == STN_ERR_INVALID);
+}
+
+static void streams(void)
+{
+  uint64_t s = 0;
+  char text[256] = "";
+  join();
+  streams_write();
+  streams_read();
+  /* One that is left open. */
+  EXPECT(stn_begin(ctx, TEXT("open"), STN_FLAG_CHECKPOINT, NULL) == STN_OK);
+  EXPECT(stn_open(ctx, TEXT("f"), STN_WRITE, &s) == STN_OK);
+  EXPECT(stn_write(ctx, s, "x", 1) == STN_OK);
+  EXPECT(stn_complete(ctx, 1) == STN_ERR_DROPPED);
+  EXPECT(stn_error_text(ctx, text, sizeof text) > 0 && strstr(text, "'f' is still open") != NULL);
+  EXPECT(stn_write(ctx, s, "x", 1) == STN_ERR_INVALID);
+  streams_read();
+  EXPECT(stn_finalize(ctx) == STN_OK);
+  stn_free(ctx);
+}
+
 static void nobody(void)
 {
   char text[256] = "";
@@ -268,6 +374,8 @@ int main(int argc, char **argv)
     fork_();
   } else if (strcmp(what, "dead") == 0) {
     dead();
+  } else if (strcmp(what, "streams") == 0) {
+    streams();
   } else if (strcmp(what, "nobody") == 0) {
     nobody();
   } else {

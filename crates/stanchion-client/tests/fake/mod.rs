@@ -15,12 +15,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+/// Something done with a connection.
+pub type Act = Box<dyn FnOnce(&UnixStream) -> std::io::Result<()>>;
+
 /// What the agent does about a request.
 pub enum Reply {
     /// Answers.
     Answer(Answer),
     /// Sends these bytes, whatever they are.
     Raw(Vec<u8>),
+    /// Whatever this does with the connection.
+    Do(Act),
     /// Sends these bytes and closes.
     RawThenClose(Vec<u8>),
     /// Sends one byte at a time, with a pause after each.
@@ -269,6 +274,7 @@ fn serve(
         let sent = match reply {
             Reply::Answer(answer) => stream.write_all(&sealed(&answer)),
             Reply::Raw(bytes) => stream.write_all(&bytes),
+            Reply::Do(it) => it(&stream),
             Reply::RawThenClose(bytes) => {
                 let _ = stream.write_all(&bytes);
                 return;
