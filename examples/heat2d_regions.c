@@ -100,6 +100,89 @@ static bool contents_fit(const char *name, struct state *s)
          take_header(name, &g_header, s);
 }
 
+/* ---- the same as a stream (--mode stream) --------------------------------- */
+
+/* Small and large writes, and one that goes back: the sizes stand in front and are
+ * known to be right when all else is written. */
+enum { PIECE = 4000 };
+
+static void stream_path(char path[NAME_SIZE], const char *name)
+{
+  snprintf(path, NAME_SIZE, "%s/rank_%d.stream", name, g_rank);
+}
+
+static int stream_write(struct state *s, const char *name)
+{
+  char path[NAME_SIZE];
+  uint64_t stream, sizes[REGIONS];
+  struct region list[REGIONS];
+  list_regions(s, list);
+  stream_path(path, name);
+  int rc = stn_open(g_ctx, path, strlen(path), STN_WRITE, &stream);
+  if (rc == STN_OK) {
+    rc = stn_seek(g_ctx, stream, sizeof sizes);
+  }
+  for (int i = 0; i < REGIONS; i++) {
+    sizes[i] = list[i].bytes;
+    const char *from = list[i].start;
+    for (size_t done = 0; rc == STN_OK && done < list[i].bytes; done += PIECE) {
+      size_t left = list[i].bytes - done;
+      rc = stn_write(g_ctx, stream, from + done, left < PIECE ? left : PIECE);
+    }
+  }
+  if (rc == STN_OK) {
+    rc = stn_seek(g_ctx, stream, 0);
+  }
+  if (rc == STN_OK) {
+    rc = stn_write(g_ctx, stream, sizes, sizeof sizes);
+  }
+  return rc == STN_OK ? stn_close(g_ctx, stream) : rc;
+}
+
+static int stream_checkpoint(struct state *s, const char *name)
+{
+  int rc = stn_begin(g_ctx, name, strlen(name), STN_FLAG_CHECKPOINT, NULL);
+  if (rc != STN_OK) {
+    return rc;
+  }
+  int written = stream_write(s, name);
+  rc = stn_complete(g_ctx, written == STN_OK);
+  return written == STN_OK ? rc : written;
+}
+
+static bool stream_read(struct state *s, const char *name)
+{
+  char path[NAME_SIZE];
+  uint64_t stream, sizes[REGIONS];
+  size_t got = 0;
+  struct region list[REGIONS];
+  list_regions(s, list);
+  stream_path(path, name);
+  bool good = stn_open(g_ctx, path, strlen(path), STN_READ, &stream) == STN_OK &&
+              stn_read(g_ctx, stream, sizes, sizeof sizes, &got) == STN_OK &&
+              got == sizeof sizes;
+  for (int i = 0; i < REGIONS && good; i++) {
+    good = sizes[i] == list[i].bytes &&
+           stn_read(g_ctx, stream, list[i].start, list[i].bytes, &got) == STN_OK &&
+           got == list[i].bytes;
+  }
+  return good && stn_close(g_ctx, stream) == STN_OK;
+}
+
+static bool stream_restore(struct state *s)
+{
+  char name[STN_NAME_SIZE] = "";
+  check_stn(stn_start_restart(g_ctx, name, sizeof name, NULL), "stn_start_restart");
+  bool good = stream_read(s, name) && contents_fit(name, s);
+  if (stn_complete_restart(g_ctx, good) != STN_OK) {
+    say("%s rejected", name);
+    return false;
+  }
+  g_restart_step = s->step;
+  say("restart from step %" PRId64 " (%s)", s->step, name);
+  return true;
+}
+
 /* One dataset that is on offer. False if it was rejected, by whichever rank. */
 static bool try_restore(struct state *s)
 {
@@ -127,7 +210,7 @@ static bool try_restore(struct state *s)
   return true;
 }
 
-static void restart(struct state *s)
+static void restart(struct state *s, bool stream)
 {
   double since = MPI_Wtime();
   char last[STN_NAME_SIZE] = "", name[STN_NAME_SIZE] = "";
@@ -141,7 +224,7 @@ static void restart(struct state *s)
     if (strcmp(name, last) == 0) {
       die("%s could not be restored and is offered again", name);
     }
-    if (try_restore(s)) {
+    if (stream ? stream_restore(s) : try_restore(s)) {
       break;
     }
     memcpy(last, name, sizeof last);
@@ -168,15 +251,20 @@ static bool wants_exit(const struct options *o)
   return flag != 0;
 }
 
+static bool is_stream(const struct options *o)
+{
+  return o->mode != NULL && strcmp(o->mode, "stream") == 0;
+}
+
 static uint32_t mode_flags(const struct options *o)
 {
-  if (o->mode == NULL || strcmp(o->mode, "copy") == 0) {
+  if (o->mode == NULL || strcmp(o->mode, "copy") == 0 || is_stream(o)) {
     return 0;
   }
   if (strcmp(o->mode, "incremental") == 0) {
     return STN_INCREMENTAL;
   }
-  die("--mode: '%s' is neither copy nor incremental", o->mode);
+  die("--mode: '%s' is none of copy, incremental and stream", o->mode);
 }
 
 static void checkpoint(struct state *s, const struct options *o)
@@ -192,10 +280,13 @@ static void checkpoint(struct state *s, const struct options *o)
   check_mpi(MPI_Barrier(MPI_COMM_WORLD), "MPI_Barrier");
 
   double begin = MPI_Wtime();
-  protect(s);
+  if (!is_stream(o)) {
+    protect(s);
+  }
   double started = MPI_Wtime();
   uint32_t flags = STN_FLAG_CHECKPOINT | mode_flags(o);
-  int rc = stn_checkpoint(g_ctx, name, strlen(name), flags, NULL);
+  int rc = is_stream(o) ? stream_checkpoint(s, name)
+                        : stn_checkpoint(g_ctx, name, strlen(name), flags, NULL);
   if (rc == STN_ERR_DROPPED || rc == STN_ERR_SPACE) {
     /* No reason to end: the checkpoint before it stays. */
     char text[1024] = "";
@@ -217,7 +308,7 @@ static void checkpoint(struct state *s, const struct options *o)
 static const char usage[] =
     "usage: heat2d_regions [--nx N] [--ny N] [--steps N] [--every K] [--out FILE]\n"
     "                      [--ckpt-mb M] [--step-ms T] [--timing FILE]\n"
-    "                      [--mode copy|incremental]\n"
+    "                      [--mode copy|incremental|stream]\n"
     "                      [--die-at STEP [--die-rank R]]\n"
     "  --nx, --ny   columns and rows of the grid (256, 256)\n"
     "  --steps      steps in total, those before a restart included (200)\n"
@@ -227,7 +318,7 @@ static const char usage[] =
     "  --step-ms    least time of a step in milliseconds\n"
     "  --timing     rank 0 writes what each checkpoint cost, as JSON\n"
     "  --mode       a checkpoint copies all of the regions (copy), or what changed of\n"
-    "               them (incremental)\n"
+    "               them (incremental); or the same is written as a stream\n"
     "  --die-at     rank R kills itself before it does this step, unless restarted\n";
 
 int main(int argc, char **argv)
@@ -245,8 +336,10 @@ int main(int argc, char **argv)
   options.rank = g_rank;
   options.ranks = g_ranks;
   check_stn(stn_init(&options, &g_ctx), "stn_init");
-  protect(&s);
-  restart(&s);
+  if (!is_stream(&o)) {
+    protect(&s);
+  }
+  restart(&s, is_stream(&o));
   struct checkpointing calls = {.mode = "regions",
                                 .wanted = wants_checkpoint,
                                 .write = checkpoint,

@@ -296,3 +296,38 @@ def full_pool(*policy):
 
 test_a_full_pool_skips = full_pool("pool_full=skip")
 test_a_full_pool_is_waited_for = full_pool("pool_full=wait", "pool_wait_ms=200")
+
+
+STREAM = ("--mode", "stream")
+
+
+def test_stream_a_node_dies_xor(lab):
+    # FM-L2
+    run = heat(lab, steps_args=ARGS + STREAM)
+    three_losses(run, lambda n: run.kill_node((2, 0, 7)[n]))
+
+
+def test_stream_a_rank_dies(lab):
+    # FM-L1
+    run = heat(lab, spares=0, steps_args=ARGS + STREAM)
+    three_losses(run, lambda n: run.kill_rank(3 + 4 * n))
+
+
+def test_stream_restart_from_the_prefix(lab):
+    # In the prefix a stream is a file of exactly what was written.
+    run = heat(lab, spares=0, run_args=("--flush-every", 5), steps_args=ARGS + STREAM)
+    run.finish()
+    run.same()
+    newest = lab.listed()["datasets"][-1]["name"]
+    files = sorted((lab.prefix / newest).iterdir())
+    check([p.name for p in files] == sorted(f"rank_{r}.stream" for r in range(RANKS)), f"{files}")
+    for p in files:
+        sizes = [int.from_bytes(p.read_bytes()[8 * i:8 * i + 8], "little") for i in range(3)]
+        check(p.stat().st_size == 24 + sum(sizes), f"{p}: {p.stat().st_size}, {sizes}")
+    lab.tool("verify", "--all", "--prefix", lab.prefix)
+    run.result.unlink()
+    again = heat(lab, spares=0, steps_args=ARGS + STREAM)
+    _, chosen = again.wait_event("restart_chosen")
+    check(chosen["from_prefix"] and chosen["name"] == newest, f"{chosen}")
+    again.finish()
+    again.same()
