@@ -267,7 +267,7 @@ impl World {
                 self.ask(app, rank, State::Have, Ask::HaveRestart, Own::default());
             }
             (State::Reserve, Answer::Lent(lent)) => {
-                self.rank_maps(app, rank, &lent);
+                self.rank_maps(app, rank, &lent, false);
                 self.ask(app, rank, State::Have, Ask::HaveRestart, Own::default());
             }
             (State::Have, Answer::Restart(Some(_))) => {
@@ -296,7 +296,7 @@ impl World {
                 self.rank_lends(app, rank);
             }
             (State::Lend, Answer::Lent(lent)) => {
-                self.rank_maps(app, rank, &lent);
+                self.rank_maps(app, rank, &lent, true);
                 let r = self.rank(app, rank);
                 r.to_files = lent.is_empty();
                 r.lent.extend(lent);
@@ -367,11 +367,11 @@ impl World {
         self.ask_raw(app, rank, State::Lend, Request::Lend { bytes: need - have });
     }
 
-    fn rank_maps(&mut self, app: usize, rank: usize, lent: &[Lent]) {
+    fn rank_maps(&mut self, app: usize, rank: usize, lent: &[Lent], lending: bool) {
         let r = self.rank(app, rank);
         let (agent, Some(conn)) = (r.agent, r.conn) else { return };
         if self.agents.get(&agent).is_some_and(|p| p.alive) {
-            self.mapped(agent, conn, lent);
+            self.mapped(agent, conn, lent, lending);
         }
     }
 

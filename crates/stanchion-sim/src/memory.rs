@@ -65,9 +65,14 @@ impl World {
         }
     }
 
-    /// A rank is told what it may map.
-    pub(crate) fn mapped(&mut self, id: AgentId, conn: ConnId, lent: &[Lent]) {
+    /// A rank is told what it may map, and with `lending` also write to.
+    pub(crate) fn mapped(&mut self, id: AgentId, conn: ConnId, lent: &[Lent], lending: bool) {
         for l in lent {
+            let exists = self.agents.get(&id).is_some_and(|p| p.memory.extents.contains_key(&l.id));
+            if !lending && !exists {
+                // Given back while the answer was on its way: it maps memory that is nobody's any more.
+                continue;
+            }
             let Some(p) = self.agents.get_mut(&id) else { return };
             let maps = p.memory.mapped.entry(l.id).or_default();
             let others: Vec<ConnId> = maps.iter().copied().filter(|c| *c != conn).collect();
