@@ -8,7 +8,13 @@
 //! Memory that another process may change at any moment is never a `&[u8]` here: it is copied, as raw bytes, into
 //! memory of our own before anybody looks at it.
 
+pub mod copy;
+pub mod cow;
 pub mod extent;
 pub mod fds;
+pub mod forked;
+mod kernel;
+pub mod maps;
+pub mod track;
 
 pub use extent::{Extent, Mapping, MemError};

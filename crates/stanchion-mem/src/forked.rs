@@ -1,0 +1,238 @@
+//! A snapshot by fork: the child has all memory as it was and copies it out, then it is gone.
+//!
+//! For those who may not have userfaultfd for system calls. What the application writes meanwhile the
+//! kernel copies page by page, so it costs more than write protection does (DESIGN.md, section 9).
+//!
+//! The child is made by clone(2) directly: no handler of pthread_atfork runs, and with no signal at its
+//! end no wait() of the application ever meets it. It holds none of its parent's files, so connections
+//! and pipes end with their owners, and has all signals blocked, since their handlers are the
+//! application's. It calls nothing but memcpy, close_range, write and _exit.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
+use thiserror::Error;
+
+use crate::copy::{Piece, copy_out};
+use crate::cow::Quiet;
+use crate::kernel::own_pid;
+use crate::maps::{Purpose, Span, Why, unsuitable};
+
+/// Why a snapshot did not come about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ForkError {
+    /// This piece is to be copied at once.
+    #[error("a forked child does not see piece {index} as it is ({why:?})")]
+    Unsuitable {
+        /// Which of the pieces.
+        index: usize,
+        /// Why.
+        why: Why,
+    },
+    /// There is no child.
+    #[error("no child could be forked ({0})")]
+    Fork(Errno),
+    /// The child ended before it had copied all.
+    #[error("the copying child ended early")]
+    Died,
+    /// It takes longer than the caller would wait.
+    #[error("the copying child is not done yet")]
+    Timeout,
+    /// The kernel failed.
+    #[error("{0}")]
+    Os(Errno),
+}
+
+/// A child that copies. Dropped before its end is known, it is killed.
+#[derive(Debug)]
+pub struct Forked {
+    /// Whose child it is.
+    parent: i32,
+    pidfd: OwnedFd,
+    result: OwnedFd,
+    bytes: u64,
+    ended: Option<Result<(), ForkError>>,
+}
+
+/// Forks a child that copies all pieces.
+///
+/// With `ready`, the child writes these 8 bytes there when it has copied all: to a socket that somebody
+/// else listens to, say.
+///
+/// # Safety
+/// No thread writes to the pieces before this returns. Every `dst` is writable, part of a shared mapping
+/// that a child inherits, overlaps nothing and is nobody else's before the child has ended.
+pub unsafe fn forked_copy(
+    pieces: &[Piece],
+    ready: Option<(BorrowedFd<'_>, [u8; 8])>,
+) -> Result<Forked, ForkError> {
+    let spans: Vec<Span> =
+        pieces.iter().map(|p| Span { start: p.src.addr(), len: p.len }).collect();
+    if let Some(&(index, why)) = unsuitable(&spans, Purpose::Fork).map_err(ForkError::Os)?.first() {
+        return Err(ForkError::Unsuitable { index, why });
+    }
+    let (result, tell) = pipe_with(PipeFlags::CLOEXEC).map_err(ForkError::Os)?;
+    let bytes = pieces.iter().map(|p| p.len as u64).sum();
+    let child = Child { pieces, ready, tell: tell.as_raw_fd(), bytes };
+    // The child must not be the first to call these: the linker would look them up, with a lock.
+    let mut probe = 0u8;
+    // SAFETY: one byte of our own to another; closing and writing are of nothing.
+    unsafe {
+        copy_out(&raw const child.bytes as *const u8, &raw mut probe, 1);
+        libc::syscall(libc::SYS_close_range, u32::MAX, u32::MAX, 0);
+        libc::write(-1, std::ptr::null(), 0);
+    }
+    let quiet = Quiet::new();
+    // SAFETY: `run` does nothing that a child of a process with threads must not do.
+    let pidfd = match unsafe { clone_process() } {
+        Ok(Some(pidfd)) => pidfd,
+        // SAFETY: we are the child, and the pieces are as the contract says.
+        Ok(None) => unsafe { child.run() },
+        Err(e) => return Err(ForkError::Fork(e)),
+    };
+    drop(quiet);
+    Ok(Forked { parent: own_pid(), pidfd, result, bytes, ended: None })
+}
+
+struct Child<'a> {
+    pieces: &'a [Piece],
+    ready: Option<(BorrowedFd<'a>, [u8; 8])>,
+    tell: RawFd,
+    bytes: u64,
+}
+
+impl Child<'_> {
+    /// # Safety
+    /// Only in the child, with the contract of `forked_copy`.
+    unsafe fn run(&self) -> ! {
+        let ready = self.ready.as_ref().map_or(self.tell, |(fd, _)| fd.as_raw_fd());
+        let (low, high) = (self.tell.min(ready), self.tell.max(ready));
+        close_between(-1, low);
+        close_between(low, high);
+        close_between(high, RawFd::MAX);
+        for p in self.pieces {
+            // SAFETY: by the contract of `forked_copy`.
+            unsafe { copy_out(p.src, p.dst, p.len) };
+        }
+        let mut well = tell(self.tell, &self.bytes.to_ne_bytes());
+        if let Some((fd, word)) = &self.ready {
+            well &= tell(fd.as_raw_fd(), word);
+        }
+        // SAFETY: ends the child at once, without its parent's handlers of exit.
+        unsafe { libc::_exit(if well { 0 } else { 1 }) }
+    }
+}
+
+/// Closes the descriptors between two others.
+fn close_between(below: RawFd, above: RawFd) {
+    let (first, last) = (below.wrapping_add(1), above.wrapping_sub(1));
+    if below < above && first <= last {
+        // SAFETY: in a child that uses none of them; kernels before 5.9 refuse, and they stay open.
+        unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    }
+}
+
+fn tell(fd: RawFd, bytes: &[u8; 8]) -> bool {
+    // SAFETY: eight bytes of our own. A pipe that nobody reads gives EPIPE: the signal is blocked.
+    unsafe { libc::write(fd, bytes.as_ptr().cast(), 8) == 8 }
+}
+
+/// The parent gets the child's pidfd, the child nothing.
+///
+/// # Safety
+/// The child has one thread, in a process where others may have held any lock.
+unsafe fn clone_process() -> Result<Option<OwnedFd>, Errno> {
+    let mut fd: RawFd = -1;
+    let flags = libc::CLONE_PIDFD as libc::c_ulong;
+    // For CLONE_PIDFD the third argument, for threads the parent's copy of the number, is the descriptor.
+    // SAFETY: without CLONE_VM and a new stack this is fork(2), with no signal at the end.
+    let pid = unsafe {
+        libc::syscall(
+            libc::SYS_clone,
+            flags,
+            std::ptr::null_mut::<libc::c_void>(),
+            &raw mut fd,
+            std::ptr::null_mut::<libc::c_void>(),
+            0 as libc::c_ulong,
+        )
+    };
+    match pid {
+        0 => Ok(None),
+        // SAFETY: the kernel has just made it for us.
+        1.. => Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
+        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::AGAIN)),
+    }
+}
+
+impl Forked {
+    /// Readable when the child has ended.
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Readable when the child has copied all, at its end otherwise.
+    pub fn result(&self) -> BorrowedFd<'_> {
+        self.result.as_fd()
+    }
+
+    /// Waits until the child has ended, so that nothing is written to the destinations any more.
+    pub fn wait(&mut self, patience: Duration) -> Result<(), ForkError> {
+        if let Some(ended) = self.ended {
+            return ended;
+        }
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).ok();
+            match poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], left.as_ref()) {
+                Ok(0) => return Err(ForkError::Timeout),
+                Ok(_) => break,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(ForkError::Os(e)),
+            }
+        }
+        let ended = self.reap();
+        self.ended = Some(ended);
+        ended
+    }
+
+    /// Takes leave of a child that has ended or is just about to.
+    fn reap(&self) -> Result<(), ForkError> {
+        // __WALL: a child that gives no signal at its end is waited for only so.
+        let options = WaitIdOptions::EXITED | WaitIdOptions::from_bits_retain(0x4000_0000);
+        let status = loop {
+            match waitid(WaitId::PidFd(self.pidfd.as_fd()), options) {
+                Err(Errno::INTR) => {}
+                other => break other,
+            }
+        };
+        // Somebody else may have waited for all children; what it wrote is enough then.
+        let well = match status {
+            Ok(Some(status)) => status.exit_status() == Some(0),
+            _ => true,
+        };
+        let mut told = [0; 8];
+        // It has ended; but a child of the application's may hold the other end, so do not wait.
+        let flags = PollFlags::IN;
+        let there = poll(&mut [PollFd::new(&self.result, flags)], Some(&Timespec::default()));
+        let all = there == Ok(1)
+            && rustix::io::read(&self.result, &mut told) == Ok(8)
+            && u64::from_ne_bytes(told) == self.bytes;
+        if well && all { Ok(()) } else { Err(ForkError::Died) }
+    }
+}
+
+impl Drop for Forked {
+    fn drop(&mut self) {
+        if self.ended.is_none() && self.parent == own_pid() {
+            // It may have ended already; either way it is waited for.
+            let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+            let _ = self.reap();
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Which mappings a snapshot by faults or by fork must leave alone.
+
+use std::io::Read;
+
+use rustix::io::Errno;
+
+use crate::kernel::page_size;
+
+/// A range of the application's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Its first byte.
+    pub start: usize,
+    /// Its bytes.
+    pub len: usize,
+}
+
+impl Span {
+    /// The address behind its last byte.
+    pub fn end(&self) -> usize {
+        self.start.saturating_add(self.len)
+    }
+
+    /// Its whole pages; empty if there are none.
+    pub(crate) fn pages(&self, page: usize) -> Span {
+        let start = self.start.checked_next_multiple_of(page).unwrap_or(self.end());
+        let end = self.end() / page * page;
+        Span { start, len: end.saturating_sub(start) }
+    }
+
+    /// All pages that it touches.
+    pub(crate) fn touched(&self, page: usize) -> Span {
+        let start = self.start / page * page;
+        let end = self.end().checked_next_multiple_of(page).unwrap_or(usize::MAX / page * page);
+        Span { start, len: if self.len == 0 { 0 } else { end - start } }
+    }
+}
+
+/// What a region is to be good for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// A forked child is to read it.
+    Fork,
+    /// Its pages are to be write-protected.
+    Protect,
+}
+
+/// Why a region must be copied at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Why {
+    /// Some of it is not mapped.
+    Unmapped,
+    /// Others write to it too: a child would see what is written later, a protection not hold them.
+    Shared,
+    /// MADV_DONTFORK: a child does not have it, and hardware may write to it.
+    NotForked,
+    /// MADV_WIPEONFORK: a child finds zeros.
+    WipedOnFork,
+    /// Memory of hugetlbfs.
+    HugePages,
+    /// Memory of a device.
+    Device,
+    /// A private mapping of a file; only of concern to `Purpose::Protect`.
+    File,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Mapping {
+    start: usize,
+    end: usize,
+    file: bool,
+    why: Option<Why>,
+}
+
+/// Tells which of these regions a snapshot must not be made of, each with the first reason found.
+///
+/// It reads /proc/self/smaps, for which the kernel looks at every page of the process: once at a
+/// checkpoint or, better, when regions are declared.
+pub fn unsuitable(regions: &[Span], purpose: Purpose) -> Result<Vec<(usize, Why)>, Errno> {
+    judge("/proc/self/smaps", regions, purpose)
+}
+
+/// The same without MADV_DONTFORK and MADV_WIPEONFORK, from /proc/self/maps, at a hundredth of the time.
+pub fn quickly_unsuitable(regions: &[Span], purpose: Purpose) -> Result<Vec<(usize, Why)>, Errno> {
+    judge("/proc/self/maps", regions, purpose)
+}
+
+fn judge(file: &str, regions: &[Span], purpose: Purpose) -> Result<Vec<(usize, Why)>, Errno> {
+    let mut text = Vec::new();
+    std::fs::File::open(file)
+        .and_then(|mut f| f.read_to_end(&mut text))
+        .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+    let maps = parse(&text);
+    let page = page_size();
+    let each = regions.iter().map(|r| hindrance(&maps, r.touched(page), purpose));
+    Ok(each.enumerate().filter_map(|(i, why)| Some((i, why?))).collect())
+}
+
+fn hindrance(maps: &[Mapping], region: Span, purpose: Purpose) -> Option<Why> {
+    let mut at = region.start;
+    let first = maps.partition_point(|m| m.end <= at);
+    for m in maps.get(first..).unwrap_or_default() {
+        if at >= region.end() {
+            break;
+        }
+        if m.start > at {
+            return Some(Why::Unmapped);
+        }
+        if m.why.is_some() {
+            return m.why;
+        }
+        if m.file && purpose == Purpose::Protect {
+            return Some(Why::File);
+        }
+        at = m.end;
+    }
+    (at < region.end()).then_some(Why::Unmapped)
+}
+
+fn parse(text: &[u8]) -> Vec<Mapping> {
+    let mut maps: Vec<Mapping> = Vec::new();
+    for line in text.split(|b| *b == b'\n') {
+        if let Some(flags) = line.strip_prefix(b"VmFlags:") {
+            if let Some(last) = maps.last_mut() {
+                last.why = last.why.or(flags.split(|b| *b == b' ').find_map(flag));
+            }
+        } else if let Some(m) = header(line) {
+            maps.push(m);
+        }
+    }
+    maps
+}
+
+fn flag(flag: &[u8]) -> Option<Why> {
+    match flag {
+        b"sh" => Some(Why::Shared),
+        b"dc" => Some(Why::NotForked),
+        b"wf" => Some(Why::WipedOnFork),
+        b"ht" => Some(Why::HugePages),
+        b"io" | b"pf" => Some(Why::Device),
+        _ => None,
+    }
+}
+
+/// `start-end perms offset device inode path`
+fn header(line: &[u8]) -> Option<Mapping> {
+    let mut words = line.split(|b| *b == b' ').filter(|w| !w.is_empty());
+    let (start, end) = std::str::from_utf8(words.next()?).ok()?.split_once('-')?;
+    let start = usize::from_str_radix(start, 16).ok()?;
+    let end = usize::from_str_radix(end, 16).ok()?;
+    let why = words.next()?.contains(&b's').then_some(Why::Shared);
+    let file = words.nth(2)? != b"0";
+    Some(Mapping { start, end, file, why })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &[u8] = b"\
+00400000-00500000 rw-p 00000000 00:00 0                                  [heap]
+Size:               1024 kB
+VmFlags: rd wr mr mw me ac sd
+00500000-00600000 rw-s 00000000 00:01 77                                 /dev/shm/a-b c
+VmFlags: rd wr sh mr mw me ms sd
+00700000-00800000 rw-p 00000000 08:01 99                                 /bin/x
+VmFlags: rd wr mr mw me ac sd
+00800000-00900000 rw-p 00000000 00:00 0
+VmFlags: rd wr mr mw me dc ac sd
+";
+
+    fn why(start: usize, len: usize, purpose: Purpose) -> Option<Why> {
+        hindrance(&parse(TEXT), Span { start, len }.touched(4096), purpose)
+    }
+
+    #[test]
+    fn each_mapping_is_judged_by_its_flags() {
+        assert_eq!(why(0x40_0000, 0x10_0000, Purpose::Protect), None);
+        assert_eq!(why(0x40_0000, 0x10_0001, Purpose::Protect), Some(Why::Shared));
+        assert_eq!(why(0x5f_ffff, 1, Purpose::Fork), Some(Why::Shared));
+        assert_eq!(why(0x60_0000, 1, Purpose::Fork), Some(Why::Unmapped));
+        assert_eq!(why(0x70_0000, 8, Purpose::Fork), None);
+        assert_eq!(why(0x70_0000, 8, Purpose::Protect), Some(Why::File));
+        assert_eq!(why(0x7f_ffff, 2, Purpose::Fork), Some(Why::NotForked));
+        assert_eq!(why(0x90_0000, 1, Purpose::Fork), Some(Why::Unmapped));
+        assert_eq!(why(0x3f_ffff, 2, Purpose::Fork), Some(Why::Unmapped));
+        assert_eq!(why(0x60_0000, 0, Purpose::Fork), None);
+    }
+
+    #[test]
+    fn the_first_line_of_a_mapping_tells_most() {
+        let lines = TEXT.split(|b| *b == b'\n').filter(|l| !l.starts_with(b"VmFlags"));
+        let maps = parse(&lines.collect::<Vec<_>>().join(&b'\n'));
+        let why = |start| hindrance(&maps, Span { start, len: 4096 }, Purpose::Protect);
+        let expected = [None, Some(Why::Shared), Some(Why::Unmapped), Some(Why::File), None];
+        let starts = [0x40_0000, 0x50_0000, 0x60_0000, 0x70_0000, 0x80_0000];
+        assert_eq!(starts.map(why), expected);
+    }
+
+    #[test]
+    fn whole_and_touched_pages() {
+        let s = Span { start: 4097, len: 8192 };
+        assert_eq!(s.pages(4096), Span { start: 8192, len: 4096 });
+        assert_eq!(s.touched(4096), Span { start: 4096, len: 12288 });
+        assert_eq!(Span { start: 1, len: 4000 }.pages(4096).len, 0);
+    }
+}

@@ -1,0 +1,155 @@
+//! A snapshot by fork.
+
+mod common;
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+use std::{io::Read, thread};
+
+use common::{Map, PAGE, as_everybody, in_child};
+use stanchion_mem::copy::Piece;
+use stanchion_mem::forked::{ForkError, Forked, forked_copy};
+use stanchion_mem::maps::{Purpose, Span, Why, unsuitable};
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn fork(pieces: &[Piece]) -> Result<Forked, ForkError> {
+    // SAFETY: nobody else writes yet, and the destinations are the test's own shared mappings.
+    unsafe { forked_copy(pieces, None) }
+}
+
+fn maps(pages: usize) -> (Map, Map, Piece) {
+    let (src, dst) = (Map::private(pages * PAGE), Map::shared(pages * PAGE));
+    src.fill(1);
+    let piece = Piece { src: src.at, dst: dst.at, len: src.len };
+    (src, dst, piece)
+}
+
+#[test]
+fn the_copy_is_of_the_moment() {
+    as_everybody(|| {
+        let (src, dst, piece) = maps(4096);
+        let mut child = fork(&[piece]).unwrap();
+        src.fill(2);
+        child.wait(LONG).unwrap();
+        child.wait(LONG).unwrap();
+        assert!(dst.has(1, dst.len) && src.has(2, src.len));
+    });
+}
+
+#[test]
+fn losses_of_the_parent_do_not_matter() {
+    as_everybody(|| {
+        let (src, dst, piece) = maps(4096);
+        let mut child = fork(&[piece]).unwrap();
+        src.advise(0, 100 * PAGE, libc::MADV_DONTNEED);
+        src.unmap(100 * PAGE, 3000 * PAGE);
+        child.wait(LONG).unwrap();
+        assert!(dst.has(1, dst.len));
+    });
+}
+
+#[test]
+fn it_tells_whom_it_shall_and_the_application_meets_no_child() {
+    as_everybody(|| {
+        let (_src, dst, piece) = maps(64);
+        let (mut here, there) = UnixStream::pair().unwrap();
+        // SAFETY: as in `fork`.
+        let child = unsafe { forked_copy(&[piece], Some((there.as_fd(), *b"finished"))) };
+        drop(there);
+        // The application's own wait() finds nothing.
+        // SAFETY: plain system calls.
+        unsafe {
+            assert_eq!(libc::waitpid(-1, std::ptr::null_mut(), 0), -1);
+            assert_eq!(*libc::__errno_location(), libc::ECHILD);
+        }
+        let mut word = String::new();
+        here.read_to_string(&mut word).unwrap();
+        assert_eq!(word, "finished");
+        assert!(dst.has(1, dst.len));
+        child.unwrap().wait(LONG).unwrap();
+    });
+}
+
+#[test]
+fn the_child_keeps_no_descriptor_open() {
+    as_everybody(|| {
+        let (_src, _dst, piece) = maps(16384);
+        let (mut here, there) = UnixStream::pair().unwrap();
+        let mut child = fork(&[piece]).unwrap();
+        drop(there);
+        // Ends while the child still copies, or at least does not hang.
+        assert_eq!(here.read(&mut [0; 8]).unwrap(), 0);
+        child.wait(LONG).unwrap();
+    });
+}
+
+#[test]
+fn a_killed_child_is_an_error_and_a_dropped_one_is_killed() {
+    as_everybody(|| {
+        let (_src, _dst, piece) = maps(65536);
+        let mut child = fork(&[piece]).unwrap();
+        rustix::process::pidfd_send_signal(child.pidfd(), rustix::process::Signal::KILL).unwrap();
+        // It may have been quicker.
+        assert!(matches!(child.wait(LONG), Err(ForkError::Died) | Ok(())));
+        let child = fork(&[piece]).unwrap();
+        let pidfd = rustix::io::dup(child.pidfd()).unwrap();
+        drop(child);
+        let gone = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
+        assert_eq!(gone, Err(rustix::io::Errno::SRCH));
+    });
+}
+
+#[test]
+fn a_destination_that_ends_early_is_an_error() {
+    as_everybody(|| {
+        let (_src, dst, piece) = maps(64);
+        dst.unmap(32 * PAGE, 32 * PAGE);
+        let mut child = fork(&[piece]).unwrap();
+        assert_eq!(child.wait(LONG), Err(ForkError::Died));
+    });
+}
+
+#[test]
+fn what_a_child_does_not_see_is_refused() {
+    as_everybody(|| {
+        let (src, dst, piece) = maps(64);
+        src.advise(10 * PAGE, PAGE, libc::MADV_DONTFORK);
+        let refused = |why| Some(ForkError::Unsuitable { index: 0, why });
+        assert_eq!(fork(&[piece]).err(), refused(Why::NotForked));
+        src.advise(10 * PAGE, PAGE, libc::MADV_DOFORK);
+        src.advise(12 * PAGE, PAGE, libc::MADV_WIPEONFORK);
+        assert_eq!(fork(&[piece]).err(), refused(Why::WipedOnFork));
+        src.advise(12 * PAGE, PAGE, libc::MADV_KEEPONFORK);
+        fork(&[piece]).unwrap().wait(LONG).unwrap();
+        let span = |m: &Map, offset: usize, len| Span { start: m.ptr(offset).addr(), len };
+        let gap = Map::private(3 * PAGE);
+        gap.unmap(PAGE, PAGE);
+        let spans = [span(&src, 5, 100), span(&dst, 0, 1), span(&gap, 10, 2 * PAGE)];
+        let expected = vec![(1, Why::Shared), (2, Why::Unmapped)];
+        assert_eq!(unsuitable(&spans, Purpose::Fork), Ok(expected));
+    });
+}
+
+#[test]
+fn other_threads_and_their_locks_do_not_matter() {
+    assert!(in_child(false, || {
+        let (_src, dst, piece) = maps(256);
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        thread::scope(|s| {
+            for _ in 0..3 {
+                s.spawn(|| {
+                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                        drop(std::hint::black_box(vec![0u8; 100_000]));
+                    }
+                });
+            }
+            for _ in 0..50 {
+                fork(&[piece]).unwrap().wait(LONG).unwrap();
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        assert!(dst.has(1, dst.len));
+    }));
+}
