@@ -430,7 +430,8 @@ struct options parse(int argc, char **argv, const char *usage)
       {"out", required_argument, NULL, 'o'},     {"ckpt-mb", required_argument, NULL, 'm'},
       {"step-ms", required_argument, NULL, 't'}, {"plain", required_argument, NULL, 'p'},
       {"timing", required_argument, NULL, 'j'},  {"die-at", required_argument, NULL, 'd'},
-      {"die-rank", required_argument, NULL, 'r'}, {"help", no_argument, NULL, 'h'},
+      {"die-rank", required_argument, NULL, 'r'}, {"mode", required_argument, NULL, 'M'},
+      {"help", no_argument, NULL, 'h'},
       {NULL, 0, NULL, 0}};
   struct options o = {.nx = 256, .ny = 256, .steps = 200, .every = 20, .die_at = -1};
   int which, index = 0;
@@ -448,6 +449,7 @@ struct options parse(int argc, char **argv, const char *usage)
     case 'o': o.out = optarg; break;
     case 'p': o.plain = optarg; break;
     case 'j': o.timing = optarg; break;
+    case 'M': o.mode = optarg; break;
     default:
       if (g_rank == 0) {
         fputs(usage, which == 'h' ? stdout : stderr);

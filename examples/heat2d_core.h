@@ -18,7 +18,7 @@
 struct options {
   long nx, ny, steps, every, ckpt_mb, step_ms;
   long die_at, die_rank;
-  const char *out, *plain, *timing;
+  const char *out, *plain, *timing, *mode;
 };
 
 struct state {

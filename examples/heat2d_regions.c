@@ -168,6 +168,17 @@ static bool wants_exit(const struct options *o)
   return flag != 0;
 }
 
+static uint32_t mode_flags(const struct options *o)
+{
+  if (o->mode == NULL || strcmp(o->mode, "copy") == 0) {
+    return 0;
+  }
+  if (strcmp(o->mode, "incremental") == 0) {
+    return STN_INCREMENTAL;
+  }
+  die("--mode: '%s' is neither copy nor incremental", o->mode);
+}
+
 static void checkpoint(struct state *s, const struct options *o)
 {
   char name[NAME_SIZE];
@@ -183,7 +194,8 @@ static void checkpoint(struct state *s, const struct options *o)
   double begin = MPI_Wtime();
   protect(s);
   double started = MPI_Wtime();
-  check_stn(stn_checkpoint(g_ctx, name, strlen(name), STN_FLAG_CHECKPOINT, NULL),
+  uint32_t flags = STN_FLAG_CHECKPOINT | mode_flags(o);
+  check_stn(stn_checkpoint(g_ctx, name, strlen(name), flags, NULL),
             "stn_checkpoint");
   double end = MPI_Wtime();
   /* One call does it all: nothing is left for t.complete. */
@@ -198,6 +210,7 @@ static void checkpoint(struct state *s, const struct options *o)
 static const char usage[] =
     "usage: heat2d_regions [--nx N] [--ny N] [--steps N] [--every K] [--out FILE]\n"
     "                      [--ckpt-mb M] [--step-ms T] [--timing FILE]\n"
+    "                      [--mode copy|incremental]\n"
     "                      [--die-at STEP [--die-rank R]]\n"
     "  --nx, --ny   columns and rows of the grid (256, 256)\n"
     "  --steps      steps in total, those before a restart included (200)\n"
@@ -206,6 +219,8 @@ static const char usage[] =
     "  --ckpt-mb    size of each rank's regions in MiB, filled with history\n"
     "  --step-ms    least time of a step in milliseconds\n"
     "  --timing     rank 0 writes what each checkpoint cost, as JSON\n"
+    "  --mode       a checkpoint copies all of the regions (copy), or what changed of\n"
+    "               them (incremental)\n"
     "  --die-at     rank R kills itself before it does this step, unless restarted\n";
 
 int main(int argc, char **argv)
@@ -215,6 +230,7 @@ int main(int argc, char **argv)
   if (o.plain != NULL) {
     die("--plain: this program writes no files of its own; heat2d and heat2d-plain do");
   }
+  (void)mode_flags(&o);
   double since = MPI_Wtime();
   struct state s;
   state_init(&s, &o);

@@ -90,6 +90,9 @@ extern "C" {
 #define STN_FLAG_CHECKPOINT (1u) /* the application can restart from it */
 #define STN_FLAG_OUTPUT (2u)     /* a result: it always goes to the prefix */
 
+/* How stn_checkpoint stores; combined with the flags above. */
+#define STN_INCREMENTAL (1u << 17) /* copy only the pages that changed */
+
 /* What a dataset survives. */
 #define STN_LEVEL_CACHED (1)     /* the application's crash */
 #define STN_LEVEL_PROTECTED (2)  /* losses of nodes within the redundancy scheme */
@@ -199,7 +202,14 @@ int stn_unprotect(stn_ctx *ctx, uint64_t region_id);
 
 /* A dataset of all regions of all ranks: begins it, copies the regions, completes
  * it. When it returns, the memory may be changed. Names, flags and results as in
- * stn_begin and stn_complete. Disabled: does nothing. Collective. */
+ * stn_begin and stn_complete. Disabled: does nothing.
+ *
+ * With STN_INCREMENTAL only pages that changed since the last checkpoint with that
+ * flag are copied; the first one, one after a restart or a dropped dataset, and
+ * every incremental_max-th are full. Each can be restarted from like any other.
+ * No other thread may write to the regions during the call; memory that a device
+ * writes to behind the kernel's back (RDMA) needs incremental_tracking = hash.
+ * All ranks give the same flags. Collective. */
 int stn_checkpoint(stn_ctx *ctx, const char *name, size_t name_len, uint32_t flags, uint64_t *no);
 
 /* The size that a region of this rank has in the dataset that is being read:

@@ -109,9 +109,9 @@ def flip_in_pool(agent, mask=0x40):
     return flipped
 
 
-def damaged_in_pool(lab, nodes):
+def damaged_in_pool(lab, nodes, **more):
     """A run whose regions were damaged in the pools of `nodes`, and whose ranks then died; (run, index)."""
-    run = bare(lab, spares=0, step_ms=40)
+    run = bare(lab, spares=0, step_ms=40, **more)
     at, _ = protected(run, committed(run, 0, 2))
     pids = test_damage.stop_ranks(run)
     test_damage.newest_protected(run)
@@ -200,3 +200,50 @@ for _fn in list(globals().values()):
     if callable(_fn) and getattr(_fn, "__name__", "").startswith("test_"):
         _fn.seconds = 240
 del _fn
+
+
+INCREMENTAL = ("--mode", "incremental")
+
+
+def test_incremental_undisturbed(lab):
+    # What the prefix gets of an increment is whole: no dataset needs another one.
+    run = heat(lab, spares=0, steps_args=ARGS + INCREMENTAL, run_args=("--flush-every", 3))
+    run.finish()
+    run.same()
+    for dataset in lab.listed()["datasets"]:
+        sizes = [p.stat().st_size for p in sorted((lab.prefix / dataset["name"]).iterdir())]
+        check(len(sizes) == RANKS and all(1 << 20 <= size < (1 << 20) + (1 << 16) for size in sizes), f"{sizes}")
+    lab.tool("verify", "--all", "--prefix", lab.prefix)
+
+
+def test_incremental_a_node_dies_xor(lab):
+    # FM-L2, FM-P3: what a dataset shares with the one before is rebuilt and restarted from like the rest.
+    run = heat(lab, steps_args=ARGS + INCREMENTAL)
+    three_losses(run, lambda n: run.kill_node((2, 0, 7)[n]))
+
+
+def test_incremental_a_rank_dies(lab):
+    # FM-L1: after a restart the first one is full.
+    run = heat(lab, spares=0, steps_args=ARGS + INCREMENTAL)
+    three_losses(run, lambda n: run.kill_rank(3 + 4 * n))
+
+
+def test_incremental_by_hashes(lab):
+    # As on kernels that do not tell which pages changed.
+    run = heat(lab, spares=1, steps_args=ARGS + INCREMENTAL, run_args=("--set", "incremental_tracking=hash"))
+    at, _ = protected(run, committed(run, 0, 3))
+    run.kill_node(5)
+    run.wait_event("node_lost", after=at)
+    run.finish()
+    run.same()
+
+
+def test_incremental_a_flipped_byte_in_the_pool(lab):
+    # FM-S7: a page that two datasets share is damaged in both, and rebuilt.
+    run, at = damaged_in_pool(lab, [1], steps_args=ARGS + INCREMENTAL)
+    at, chosen = run.wait_event("restart_chosen", after=at)
+    check(chosen["dataset"], f"a restart from nothing: {chosen}")
+    at, done = run.wait_event("restore_done", after=at)
+    check(done["repaired_files"], f"no repair was reported: {done}")
+    run.finish()
+    run.same()

@@ -35,6 +35,8 @@ pub enum Command {
     Config(ConfigArgs),
     /// Measure Stanchion against its goals
     Bench(BenchArgs),
+    /// Run any program and show how it writes its checkpoints, and what to choose for them
+    Profile(ProfileArgs),
     /// Show help on a command or on `exit-codes`
     Help {
         /// A command, or `exit-codes`.
@@ -202,6 +204,29 @@ pub struct ConfigArgs {
     pub json: bool,
 }
 
+/// `stanchion profile`.
+#[derive(Debug, Args)]
+pub struct ProfileArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Write what is shown to FILE instead of standard output, which the program uses, too
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Seconds without a write after which a new burst, that is a checkpoint, begins
+    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    pub gap_s: f64,
+    /// Mean time between failures of the whole job, seconds: tells the interval between checkpoints
+    #[arg(long, value_name = "S")]
+    pub mtbf_s: Option<f64>,
+    /// Keep the record of each process in DIR, which all nodes must see; otherwise they are temporary
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// The launch command, unchanged: `mpiexec -n 8 ./app ...`
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
 /// `stanchion bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -263,6 +288,8 @@ pub struct BlockedRankArgs {
     pub disk: PathBuf,
     #[arg(long)]
     pub tmpfs: PathBuf,
+    #[arg(long)]
+    pub incremental_only: bool,
 }
 
 /// `stanchion bench routed`.

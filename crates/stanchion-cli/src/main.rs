@@ -9,6 +9,7 @@ mod jobdir;
 mod out;
 mod prefix;
 mod procs;
+mod profile;
 mod run;
 mod settings;
 mod shm;
@@ -23,15 +24,19 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     // Usage errors end here with code 2, help and version with 0.
     let cli = Cli::parse();
-    let exit = dispatch(&cli).unwrap_or_else(|failed| {
+    // The one command whose code is that of the program it runs.
+    let code = match &cli.command {
+        Command::Profile(args) => profile::profile(args),
+        command => dispatch(command).map(|exit| exit as u8),
+    };
+    ExitCode::from(code.unwrap_or_else(|failed| {
         out::say(&format!("error: {:#}", failed.error));
-        failed.exit
-    });
-    ExitCode::from(exit as u8)
+        failed.exit as u8
+    }))
 }
 
-fn dispatch(cli: &Cli) -> Result<Exit, Failed> {
-    match &cli.command {
+fn dispatch(command: &Command) -> Result<Exit, Failed> {
+    match command {
         Command::List(args) => prefix::list(args),
         Command::Inspect(args) => prefix::inspect(args),
         Command::Verify(args) => prefix::verify(args),
@@ -42,6 +47,8 @@ fn dispatch(cli: &Cli) -> Result<Exit, Failed> {
         Command::Run(args) => run::run(args),
         Command::Agent(_) => agent::agent(),
         Command::Bench(args) => bench::bench(args),
+        // `main` has taken it.
+        Command::Profile(_) => Ok(Exit::Success),
     }
 }
 

@@ -91,7 +91,7 @@ fn opt_trouble(t: Option<&Trouble>) -> Value {
 
 fn times(t: &Times) -> Value {
     json!({
-        "write_us": t.write_us, "blocked_us": t.blocked_us, "coordinate_us": t.coordinate_us,
+        "write_us": t.write_us, "blocked_us": t.blocked_us, "copy_us": t.copy_us, "pool_us": t.pool_us, "coordinate_us": t.coordinate_us,
         "digest_us": t.digest_us, "transfer_us": t.transfer_us, "encode_us": t.encode_us,
         "storage_us": t.storage_us,
     })

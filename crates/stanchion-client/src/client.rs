@@ -3,6 +3,7 @@
 use crate::environment::Environment;
 use crate::error::{Error, Fault, Words};
 use crate::identity::Identity;
+use crate::increment::Increment;
 use crate::pool::{PoolMap, PoolTimes};
 use crate::route::{self, Lookup, Prefix};
 use crate::wire::{self, Link};
@@ -10,7 +11,7 @@ use stanchion_format::client::{
     Answer, Ask, Code, Lent, MemoryAt, MemoryFile, Own, Request, RestartInfo, SettingPair,
 };
 use stanchion_format::config::{self, Scope, Settings};
-use stanchion_format::ids::{DatasetNo, Level, RankId};
+use stanchion_format::ids::{DatasetNo, Key, Level, RankId};
 use stanchion_format::layout::block_slot;
 use stanchion_format::manifest::FileDecl;
 use stanchion_format::{limits, name};
@@ -104,6 +105,8 @@ pub struct Offer {
 enum Phase {
     Idle,
     Writing {
+        /// `None`: disabled.
+        key: Option<Key>,
         dir: String,
         files: BTreeSet<String>,
         bytes: usize,
@@ -147,6 +150,7 @@ pub struct Client {
     needs: u64,
     last_no: u64,
     pool: PoolMap,
+    pub(crate) increment: Increment,
 }
 
 impl Client {
@@ -191,6 +195,7 @@ impl Client {
             needs: 0,
             last_no: 0,
             pool: PoolMap::default(),
+            increment: Increment::default(),
         })
     }
 
@@ -218,6 +223,7 @@ impl Client {
             needs: 0,
             last_no: 0,
             pool: PoolMap::default(),
+            increment: Increment::default(),
         }
     }
 
@@ -338,20 +344,20 @@ impl Client {
             return Err(Error::Argument { call: CALL, what: "unknown bits in flags" });
         }
         let asked = Instant::now();
-        let (begun, dir) = if self.link.is_none() {
+        let (begun, key, dir) = if self.link.is_none() {
             self.last_no += 1;
             let name = match dataset {
                 "" => format!("dataset.{}", self.last_no),
                 name => name.to_owned(),
             };
-            (Begun { no: DatasetNo(self.last_no), name }, String::new())
+            (Begun { no: DatasetNo(self.last_no), name }, None, String::new())
         } else {
             let ask = Ask::Begin { name: dataset.to_owned(), flags };
             self.collective(ask, Own::default(), |answer, _| match answer {
                 Answer::Began { key, name, dir }
                     if absolute(&dir) && name::check_dataset(&name).is_ok() =>
                 {
-                    Some((Begun { no: key.no, name }, dir))
+                    Some((Begun { no: key.no, name }, Some(key), dir))
                 }
                 _ => None,
             })?
@@ -359,6 +365,7 @@ impl Client {
         let (files, begun_at) = (BTreeSet::new(), Instant::now());
         let blocked = begun_at - asked;
         self.phase = Phase::Writing {
+            key,
             dir,
             files,
             bytes: 0,
@@ -454,6 +461,14 @@ impl Client {
             }
         }
         Ok(place)
+    }
+
+    /// The dataset that is being written.
+    pub(crate) fn writing_key(&self) -> Result<Key, Error> {
+        match &self.phase {
+            Phase::Writing { key: Some(key), .. } => Ok(*key),
+            phase => Err(Error::State { call: "checkpoint", phase: phase.words() }),
+        }
     }
 
     /// A file of the dataset that is being written is in the pool.
@@ -611,6 +626,7 @@ impl Client {
     }
 
     fn restart(&mut self, ask: Ask) -> Result<Option<RestartInfo>, Error> {
+        self.increment.forget();
         self.collective(ask, Own::default(), |answer, me| match answer {
             Answer::Restart(info) if info.as_ref().is_none_or(|i| sound(i, me)) => Some(info),
             _ => None,

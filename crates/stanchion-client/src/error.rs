@@ -116,6 +116,9 @@ pub enum Error {
     /// Shared memory of the agent cannot be used here.
     #[error("{0}")]
     Memory(#[from] stanchion_mem::MemError),
+    /// Nobody can tell what changed.
+    #[error("incremental checkpoint: {0}")]
+    Track(#[from] stanchion_mem::track::TrackError),
     /// An earlier failure ended the connection.
     #[error("{verb}: the connection to the agent was lost before")]
     Dead {
@@ -325,6 +328,7 @@ impl Error {
                 Code::Space
             }
             Error::Memory(_) => Code::Space,
+            Error::Track(_) => Code::Invalid,
             Error::Io { .. } => Code::Io,
             Error::Internal { .. } => Code::Internal,
         }

@@ -6,7 +6,7 @@
 use crate::client::Client;
 use crate::error::Error;
 use stanchion_format::client::{Lent, MemoryFile, Part, PartFrom};
-use stanchion_format::ids::ExtentId;
+use stanchion_format::ids::{ExtentId, Key};
 use stanchion_format::regions::ALIGN;
 use stanchion_mem::{Mapping, MemError};
 use std::collections::{HashMap, VecDeque};
@@ -148,6 +148,22 @@ impl PoolWriter {
         Ok(Put::Done)
     }
 
+    /// Adds what the base has at `offset`.
+    pub(crate) fn same(&mut self, offset: u64, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        self.written += bytes;
+        match self.parts.last_mut() {
+            Some(Part { from: PartFrom::Base { offset: at }, bytes: had })
+                if *at + *had == offset =>
+            {
+                *had += bytes;
+            }
+            _ => self.parts.push(Part { from: PartFrom::Base { offset }, bytes }),
+        }
+    }
+
     /// Adds zeros up to `offset`.
     pub(crate) fn pad(&mut self, client: &mut Client, offset: u64) -> Result<Put, Error> {
         while self.written < offset {
@@ -173,8 +189,12 @@ impl PoolWriter {
         }
     }
 
-    /// The file as it is to be declared, and the time it took.
-    pub(crate) fn finish(self, path: String) -> (MemoryFile, u64, PoolTimes) {
-        (MemoryFile { path, base: None, parts: self.parts }, self.written, self.times)
+    /// The file as it is to be declared, and the time it took. `base`: whose bytes it has in part.
+    pub(crate) fn finish(
+        self,
+        path: String,
+        base: Option<(Key, String)>,
+    ) -> (MemoryFile, u64, PoolTimes) {
+        (MemoryFile { path, base, parts: self.parts }, self.written, self.times)
     }
 }

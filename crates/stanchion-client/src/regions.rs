@@ -39,8 +39,13 @@ impl Client {
         let begun = self.begin(dataset, flags)?;
         // A failure here must not keep the others waiting: they hear of it in complete.
         let stored = if self.enabled() { self.store_regions(&begun.name, regions) } else { Ok(()) };
+        self.complete_regions(stored).map(|()| begun)
+    }
+
+    /// Ends a dataset of regions.
+    pub(crate) fn complete_regions(&mut self, stored: Result<(), Error>) -> Result<(), Error> {
         match stored {
-            Ok(()) => self.complete(true).map(|()| begun),
+            Ok(()) => self.complete(true),
             Err(error) => {
                 let _dropped_as_asked = self.complete(false);
                 Err(error)
@@ -50,15 +55,14 @@ impl Client {
 
     fn store_regions(&mut self, dataset: &str, regions: &[Region<'_>]) -> Result<(), Error> {
         let name = self.regions_file(dataset);
-        let sizes: Vec<(u64, u64)> = regions.iter().map(|r| (r.id, r.bytes.len() as u64)).collect();
-        let (placed, end) = regions::layout(&sizes).map_err(|cause| refused(&name, cause))?;
+        let (placed, end) = placed(&name, regions)?;
         match self.pool_regions(dataset, regions, &placed, end)? {
             Put::Done => Ok(()),
             Put::TooLarge => self.file_regions(&name, regions, &placed, end),
         }
     }
 
-    fn pool_regions(
+    pub(crate) fn pool_regions(
         &mut self,
         dataset: &str,
         regions: &[Region<'_>],
@@ -77,13 +81,13 @@ impl Client {
             }
         }
         assert_eq!(writer.written(), end, "regions are where the layout says");
-        let (file, bytes, times) = writer.finish(self.regions_path(dataset));
+        let (file, bytes, times) = writer.finish(self.regions_path(dataset), None);
         self.add_memory(file, bytes, times);
         Ok(Put::Done)
     }
 
     /// Where the pool is too small: a file in the cache directory.
-    fn file_regions(
+    pub(crate) fn file_regions(
         &mut self,
         name: &str,
         regions: &[Region<'_>],
@@ -108,12 +112,12 @@ impl Client {
     }
 
     /// The file's path in the dataset.
-    fn regions_path(&self, dataset: &str) -> String {
+    pub(crate) fn regions_path(&self, dataset: &str) -> String {
         format!("{dataset}/rank.{:06}.stn", self.identity().rank)
     }
 
     /// Below the prefix, as an application would name its own file.
-    fn regions_file(&self, dataset: &str) -> String {
+    pub(crate) fn regions_file(&self, dataset: &str) -> String {
         format!("{}/{}", self.prefix(), self.regions_path(dataset))
     }
 
@@ -184,6 +188,12 @@ impl Client {
         }
         Ok(())
     }
+}
+
+/// Where each region is in the file `name`, and the file's length.
+pub(crate) fn placed(name: &str, regions: &[Region<'_>]) -> Result<(Vec<RegionAt>, u64), Error> {
+    let sizes: Vec<(u64, u64)> = regions.iter().map(|r| (r.id, r.bytes.len() as u64)).collect();
+    regions::layout(&sizes).map_err(|cause| refused(name, cause))
 }
 
 fn refused(place: &str, cause: RegionsError) -> Error {

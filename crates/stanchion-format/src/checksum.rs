@@ -17,6 +17,33 @@ pub fn crc64(bytes: &[u8]) -> Crc {
     Crc(crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes))
 }
 
+/// The checksum of bytes that come one after another.
+#[derive(Clone, Debug)]
+pub struct Crc64(crc_fast::Digest);
+
+impl Default for Crc64 {
+    fn default() -> Self {
+        Crc64::new()
+    }
+}
+
+impl Crc64 {
+    /// Of nothing yet.
+    pub fn new() -> Crc64 {
+        Crc64(crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme))
+    }
+
+    /// Goes on with `bytes`.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// Of all bytes so far.
+    pub fn crc(&self) -> Crc {
+        Crc(self.0.finalize())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -25,5 +52,16 @@ mod tests {
     fn agrees_with_the_published_check_value() {
         // "Check" of CRC-64/NVME in the CRC catalogue: the CRC of the nine digits.
         assert_eq!(crc64(b"123456789"), Crc(0xae8b_1486_0a79_9888));
+    }
+
+    #[test]
+    fn is_the_same_in_pieces() {
+        let bytes: Vec<u8> = (0..100_000u32).map(|i| (i * 31) as u8).collect();
+        for step in [1, 7, 64, 4096, 70_000] {
+            let mut crc = Crc64::new();
+            bytes.chunks(step).for_each(|piece| crc.update(piece));
+            assert_eq!(crc.crc(), crc64(&bytes), "{step}");
+        }
+        assert_eq!(Crc64::new().crc(), crc64(&[]));
     }
 }

@@ -170,6 +170,22 @@ pub const SETTINGS: &[Setting] = &[
         "Memory that the pool did not need in this time and was not reserved is given back.",
     ),
     row(
+        "incremental_max",
+        None,
+        "16",
+        Unit::Count,
+        Scope::Job,
+        "Incremental checkpoints between two full ones.",
+    ),
+    row(
+        "incremental_tracking",
+        None,
+        "auto",
+        Unit::Word(&["auto", "scan", "hash"]),
+        Scope::Job,
+        "How changed pages are found: asking the kernel (Linux 6.7), comparing hashes, or the first that works.",
+    ),
+    row(
         "scheme",
         Some("SCR_COPY_TYPE"),
         "XOR",
@@ -742,6 +758,9 @@ pub const INTERNAL_VARIABLES: &[&str] = &[
     "STANCHION_SIZE",
     "STANCHION_JOB_DIR",
     "STANCHION_MPI_DIR",
+    crate::profile::DIR_VARIABLE,
+    crate::profile::GAP_VARIABLE,
+    crate::profile::LIBRARY_VARIABLE,
     "STANCHION_TEST_KEEP",
 ];
 

@@ -16,5 +16,7 @@ pub mod limits;
 pub mod manifest;
 pub mod name;
 pub mod peer;
+pub mod profile;
 pub mod regions;
 pub mod scr_line;
+pub mod segment;

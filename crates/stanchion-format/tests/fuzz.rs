@@ -13,6 +13,7 @@ use stanchion_format::index::{HaltFile, INDEX_VERSION, IndexRecord, JobFile, Lea
 use stanchion_format::layout::{Scheme, Sets};
 use stanchion_format::manifest::{FileDecl, FileEntry, Manifest, pieces};
 use stanchion_format::peer::*;
+use stanchion_format::segment::{self, BLOCK, Entry, Life, Tag, Trailer};
 use stanchion_format::{limits, name, regions};
 
 const ITERATIONS: usize = 4000;
@@ -308,6 +309,42 @@ fn bent_tables_of_regions() {
     });
     bolero::check!().with_iterations(ITERATIONS).for_each(|bytes: &[u8]| {
         assert!(regions::parse(bytes, u64::MAX).is_err());
+    });
+}
+
+#[test]
+fn bent_blocks_of_segments() {
+    // FM-T1, FM-T3: what passes is what was written, or nothing does.
+    const BYTES: u64 = 1 << 20;
+    let life = Life { store: 1, segment: 2, life: 3 };
+    let tag = Tag { key: key(), slot: SlotId(1), rank: RankId(2), file: 0, offset: 4096 };
+    let entry = |at| Entry { tag, at, len: 5000, crc: Crc(at) };
+    let entries = vec![entry(8192), entry(16_384)];
+    let trailer = Trailer { at: BYTES - 2 * BLOCK as u64, entries: 2, crc: Crc(7) };
+    let mut blocks = [[0; BLOCK]; 3];
+    segment::put_header(&mut blocks[0], life, BYTES);
+    segment::put_group(&mut blocks[1], life, 4096, &entries);
+    segment::put_trailer(&mut blocks[2], life, trailer);
+    let read = |bytes: &[u8]| {
+        let group = segment::group(bytes, life, 4096, BYTES);
+        (segment::header(bytes), group, segment::trailer(bytes, life, BYTES))
+    };
+    let whole: [_; 3] = blocks.map(|b| read(&b));
+    assert_eq!(whole[0], (Some((life, BYTES)), None, None));
+    assert_eq!(whole[1], (None, Some(entries), None));
+    assert_eq!(whole[2], (None, None, Some(trailer)));
+    let nothing = (None, None, None);
+    bolero::check!().with_iterations(ITERATIONS).with_type::<Edits>().for_each(|(which, edits)| {
+        let which = *which as usize % 3;
+        let found = read(&bend(&blocks[which], edits));
+        assert!(found == whole[which] || found == nothing, "{found:?}");
+    });
+    bolero::check!().with_iterations(ITERATIONS).for_each(|bytes: &[u8]| {
+        assert_eq!(read(bytes), nothing);
+        // Also where the checksum fits.
+        for entry in segment::entries(bytes, crc64(bytes), BYTES).into_iter().flatten() {
+            assert!(entry.len > 0 && entry.end() <= BYTES, "{entry:?}");
+        }
     });
 }
 

@@ -97,12 +97,13 @@ pub struct Snapshot {
     pagemap: Pagemap,
     /// By address.
     areas: Vec<Area>,
+    /// So many of them, the first ones, are registered.
+    registered: usize,
     /// A bit for each block: it is copied.
     done: Vec<u64>,
     blocks: usize,
     /// Pagemap entries of a block.
     entries: Vec<u8>,
-    released: bool,
 }
 
 /// The whole pages of a piece.
@@ -163,17 +164,17 @@ impl Snapshot {
         }
         let (uffd, pagemap) = open().map_err(CowError::Lacking)?;
         let (areas, blocks) = areas(pieces, &spans, page, block)?;
-        let snapshot = Snapshot {
+        let mut snapshot = Snapshot {
             pid: own_pid(),
             page,
             block,
             uffd,
             pagemap,
             areas,
+            registered: 0,
             done: vec![0; blocks.div_ceil(64)],
             blocks,
             entries: vec![0; block / page * 8],
-            released: false,
         };
         for (piece, span) in pieces.iter().zip(&spans) {
             let inner = span.pages(page);
@@ -184,13 +185,13 @@ impl Snapshot {
                 unsafe { copy_out(part.src, part.dst, part.len) };
             }
         }
-        for a in &snapshot.areas {
-            let (start, len) = (a.start(), a.piece.len);
-            let protected = snapshot
-                .uffd
-                .register(start, len)
-                .and_then(|()| snapshot.uffd.protect(start, len, true));
-            protected.map_err(|errno| CowError::Os { index: a.index, errno })?;
+        for i in 0..snapshot.areas.len() {
+            let a = &snapshot.areas[i];
+            let (index, start, len) = (a.index, a.start(), a.piece.len);
+            let failed = |errno| CowError::Os { index, errno };
+            snapshot.uffd.register(start, len).map_err(failed)?;
+            snapshot.registered = i + 1;
+            snapshot.uffd.protect(start, len, true).map_err(failed)?;
         }
         Ok(snapshot)
     }
@@ -279,11 +280,12 @@ impl Snapshot {
     }
 
     fn release(&mut self) {
-        if std::mem::replace(&mut self.released, true) || own_pid() != self.pid {
+        let registered = std::mem::take(&mut self.registered);
+        if own_pid() != self.pid {
             return;
         }
         // Closing alone would not do: a forked child may have the descriptor too.
-        for a in &self.areas {
+        for a in &self.areas[..registered] {
             self.uffd.unregister_all(a.start(), a.piece.len, self.page);
         }
     }

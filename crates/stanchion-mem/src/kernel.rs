@@ -159,6 +159,7 @@ impl Uffd {
     }
 
     /// Gives back whatever is still ours of a range, part of which may have gone or be somebody else's.
+    /// It takes no memory, for which it tries every page where nothing is ours.
     pub(crate) fn unregister_all(&self, start: usize, len: usize, page: usize) {
         if len == 0 || self.unregister(start, len).is_ok() || len <= page {
             return;

@@ -21,6 +21,11 @@ use std::time::Instant;
 const POOL_GOAL: f64 = 1.11;
 /// The first checkpoint over the later ones, at most.
 const FIRST_GOAL: f64 = 1.2;
+/// An incremental checkpoint with a tenth of the pages changed over one of all, at most; and what it stores.
+const INCREMENTAL_GOAL: f64 = 0.25;
+const STORED_GOAL: f64 = 0.12;
+/// Of so many pages one changes between two incremental checkpoints.
+const CHANGED_IN: u64 = 10;
 /// For the background's work to end between two measurements, milliseconds.
 const SETTLE_MS: u64 = 120_000;
 
@@ -33,6 +38,10 @@ struct Times {
     disk: Vec<f64>,
     /// Reserving memory before the first checkpoint.
     protect: f64,
+    /// With a tenth of the pages changed at random since the one before.
+    incremental: Vec<f64>,
+    /// What these copied, of their size.
+    stored: Vec<f64>,
 }
 
 /// Measures.
@@ -44,11 +53,27 @@ pub(super) fn run(args: &BlockedArgs) -> Result<Exit, Failed> {
     let mut scratch = Scratch(Vec::new());
     let disk = scratch.add(&args.disk, "blocked").or_exit(Exit::Storage)?;
     let tmpfs = scratch.add(Path::new("/dev/shm"), "blocked").or_exit(Exit::Storage)?;
+    let times = job(args, (&disk, &tmpfs), &[])?;
+    let hashed = job(args, (&disk, &tmpfs), &["incremental_tracking=hash"])?;
+    let setup = json!({"ranks": args.ranks, "mb": args.mb, "repeats": args.repeats});
+    let mut rows = rows(args, &times);
+    let pool = spread(&slowest(&times, |t| &t.pool)[1..]).median;
+    rows.extend(incremental("kernel", &times, pool, true));
+    rows.extend(incremental("hashes", &hashed, pool, false));
+    report("blocked", (args.json, args.check), setup, &rows)
+}
+
+/// One job; with settings, only its incremental part.
+fn job(
+    args: &BlockedArgs,
+    (disk, tmpfs): (&Path, &Path),
+    settings: &[&str],
+) -> Result<Vec<Times>, Failed> {
     let me = std::env::current_exe()?;
     let mut command = Command::new(&me);
     command.args(["run", "--nodes", "1", "--name", "bench", "--runs-max", "1", "--from-scratch"]);
-    command.arg("--prefix").arg(&disk);
-    for set in ["flush_every=0", "flush_at_end=0"] {
+    command.arg("--prefix").arg(disk);
+    for set in ["flush_every=0", "flush_at_end=0"].iter().chain(settings) {
         command.args(["--set", set]);
     }
     command.arg("--").arg(&me).args(["bench", "blocked-ranks"]);
@@ -57,7 +82,10 @@ pub(super) fn run(args: &BlockedArgs) -> Result<Exit, Failed> {
     {
         command.args([name.to_owned(), value.to_string()]);
     }
-    command.arg("--disk").arg(&disk).arg("--tmpfs").arg(&tmpfs);
+    command.arg("--disk").arg(disk).arg("--tmpfs").arg(tmpfs);
+    if !settings.is_empty() {
+        command.arg("--incremental-only");
+    }
     let log = disk.join("log");
     let to = File::create(&log)?;
     command.stdin(Stdio::null()).stdout(to.try_clone()?).stderr(to);
@@ -66,15 +94,31 @@ pub(super) fn run(args: &BlockedArgs) -> Result<Exit, Failed> {
         let text = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
         return Err(anyhow!("the job ended with {status}; its words:\n{text}").into());
     }
-    let times: Vec<Times> = (0..args.ranks)
-        .map(|rank| {
-            let bytes = std::fs::read(result_file(&disk, rank))
-                .with_context(|| format!("rank {rank} left no times"))?;
-            serde_json::from_slice(&bytes).context("a rank's times do not parse")
-        })
-        .collect::<anyhow::Result<_>>()?;
-    let setup = json!({"ranks": args.ranks, "mb": args.mb, "repeats": args.repeats});
-    report("blocked", (args.json, args.check), setup, &rows(args, &times))
+    let read = |rank| {
+        let bytes = std::fs::read(result_file(disk, rank))
+            .with_context(|| format!("rank {rank} left no times"))?;
+        serde_json::from_slice(&bytes).context("a rank's times do not parse")
+    };
+    Ok((0..args.ranks).map(read).collect::<anyhow::Result<_>>()?)
+}
+
+fn incremental(how: &str, times: &[Times], pool: f64, goals: bool) -> Vec<Row> {
+    let s = spread(&slowest(times, |t| &t.incremental));
+    let stored = times.iter().flat_map(|t| &t.stored).copied().fold(0.0, f64::max);
+    let name = |what: &str| format!("incremental, 10 % changed, by {how}: {what}");
+    let goal = |goal: f64| goals.then_some(goal);
+    vec![
+        fact(name("blocked, median"), s.median, "s"),
+        fact(name("blocked, least"), s.min, "s"),
+        fact(name("blocked, most"), s.max, "s"),
+        Row {
+            name: name("blocked / pool"),
+            value: s.median / pool,
+            unit: "ratio",
+            goal: goal(INCREMENTAL_GOAL),
+        },
+        Row { name: name("stored"), value: stored, unit: "ratio", goal: goal(STORED_GOAL) },
+    ]
 }
 
 fn result_file(dir: &Path, rank: u32) -> PathBuf {
@@ -136,6 +180,9 @@ pub(super) fn ranks(args: &BlockedRankArgs) -> Result<Exit, Failed> {
         command.args(["--ranks", &args.ranks.to_string(), "--mb", &args.mb.to_string()]);
         command.args(["--repeats", &args.repeats.to_string()]);
         command.arg("--disk").arg(&args.disk).arg("--tmpfs").arg(&args.tmpfs);
+        if args.incremental_only {
+            command.arg("--incremental-only");
+        }
         children.push(command.spawn().context("a rank cannot be started")?);
     }
     let mut failed = false;
@@ -174,24 +221,65 @@ fn measure(args: &BlockedRankArgs) -> anyhow::Result<Times> {
     warm.mapping().write(0, &state);
     client.barrier()?;
     times.protect = timed(|| Ok(client.expect(0, bytes as u64)?))?;
+    if !args.incremental_only {
+        rounds(args, &mut client, &mut times, &mut state, &warm)?;
+    }
+    increments(args, &mut client, &mut times, &mut state)?;
+    client.finalize()?;
+    Ok(times)
+}
+
+/// Checkpoints of a state of which a tenth of the pages changes in between; the first is full and does not count.
+fn increments(
+    args: &BlockedRankArgs,
+    client: &mut Client,
+    times: &mut Times,
+    state: &mut [u8],
+) -> anyhow::Result<()> {
+    let mut dice = 0x9e37_79b9_7f4a_7c15u64 ^ u64::from(args.rank);
+    for round in 0..args.repeats {
+        for page in state.chunks_mut(4096) {
+            dice ^= dice << 13;
+            dice ^= dice >> 7;
+            dice ^= dice << 17;
+            if dice.is_multiple_of(CHANGED_IN) {
+                page[0] = page[0].wrapping_add(1);
+            }
+        }
+        client.barrier()?;
+        let mut begun = None;
+        let took = timed(|| {
+            let regions = [Region { id: 1, bytes: state }];
+            begun = Some(client.checkpoint_incremental("", FLAG_CHECKPOINT, &regions)?);
+            Ok(())
+        })?;
+        if round > 0 {
+            let stored = client.stored();
+            times.incremental.push(took);
+            times.stored.push(stored.copied as f64 / stored.bytes as f64);
+        }
+        client.wait(begun.context("it was just begun")?.no, Level::Protected, SETTLE_MS)?;
+    }
+    Ok(())
+}
+
+fn rounds(
+    args: &BlockedRankArgs,
+    client: &mut Client,
+    times: &mut Times,
+    state: &mut [u8],
+    warm: &Extent,
+) -> anyhow::Result<()> {
     for round in 0..args.repeats {
         // What a program does between two checkpoints.
         state.iter_mut().step_by(4096).for_each(|b| *b = b.wrapping_add(1));
-        let copy = |client: &mut Client, times: &mut Times| -> anyhow::Result<()> {
-            client.barrier()?;
-            times.memcpy.push(timed(|| {
-                warm.mapping().write(0, &state);
-                Ok(())
-            })?);
-            Ok(())
-        };
         if round % 2 == 0 {
-            copy(&mut client, &mut times)?;
+            copy(client, times, state, warm)?;
         }
         client.barrier()?;
         let mut begun = None;
         times.pool.push(timed(|| {
-            let regions = [Region { id: 1, bytes: &state }];
+            let regions = [Region { id: 1, bytes: state }];
             begun = Some(client.checkpoint("", FLAG_CHECKPOINT, &regions)?);
             Ok(())
         })?);
@@ -199,14 +287,23 @@ fn measure(args: &BlockedRankArgs) -> anyhow::Result<Times> {
         // Digests and parity are behind the application; they must not be beside the next measurement.
         client.wait(begun.no, Level::Protected, SETTLE_MS)?;
         if round % 2 == 1 {
-            copy(&mut client, &mut times)?;
+            copy(client, times, state, warm)?;
         }
         if round < args.repeats.min(3) {
-            files(args, &mut client, &mut times, &state)?;
+            files(args, client, times, state)?;
         }
     }
-    client.finalize()?;
-    Ok(times)
+    Ok(())
+}
+
+/// What nothing can be faster than.
+fn copy(client: &mut Client, times: &mut Times, state: &[u8], warm: &Extent) -> anyhow::Result<()> {
+    client.barrier()?;
+    times.memcpy.push(timed(|| {
+        warm.mapping().write(0, state);
+        Ok(())
+    })?);
+    Ok(())
 }
 
 fn files(

@@ -1,7 +1,7 @@
 //! `stanchion run`: agents up, application up, watch, replace nodes, relaunch, wind down.
 
 mod agents;
-mod app;
+pub mod app;
 mod control;
 mod drive;
 mod events;

@@ -8,6 +8,9 @@ use crate::regions::{Region, RegionMut};
 use stanchion_format::regions::REGIONS_MAX;
 use std::ffi::{c_char, c_int, c_void};
 
+/// `STN_INCREMENTAL`.
+const INCREMENTAL: u32 = 1 << 17;
+
 /// See `stanchion.h`.
 ///
 /// # Safety
@@ -80,7 +83,11 @@ pub unsafe extern "C" fn stn_checkpoint(
                     bytes: if *len == 0 { &[] } else { std::slice::from_raw_parts(*start, *len) },
                 })
                 .collect();
-            let begun = c.checkpoint(name, flags, &regions)?;
+            let kind = flags & !INCREMENTAL;
+            let begun = match flags & INCREMENTAL {
+                0 => c.checkpoint(name, kind, &regions)?,
+                _ => c.checkpoint_incremental(name, kind, &regions)?,
+            };
             store(no, begun.no.0);
             Ok(())
         })

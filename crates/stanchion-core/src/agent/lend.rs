@@ -143,6 +143,7 @@ impl Agent {
         let mut files = Vec::new();
         let mut used = BTreeSet::new();
         let mut parts = 0usize;
+        let mut last: Option<(ExtentId, u64)> = None;
         for file in &own.memory {
             let declared = own.files.iter().find(|f| f.path == file.path);
             let declared = declared.ok_or(Cause::Malformed)?;
@@ -156,11 +157,16 @@ impl Agent {
                 let ends = |offset: u64| offset.checked_add(part.bytes).ok_or(Cause::Malformed);
                 match part.from {
                     PartFrom::Extent { id, offset } => {
-                        let lent = self.pool.lent(conn, id).ok_or(Cause::Malformed)?;
+                        let lent = match last {
+                            Some((known, bytes)) if known == id => bytes,
+                            _ => self.pool.lent(conn, id).ok_or(Cause::Malformed)?,
+                        };
                         if ends(offset)? > lent || part.bytes == 0 {
                             return Err(Cause::Malformed);
                         }
-                        used.insert(id);
+                        if last.replace((id, lent)).is_none_or(|(known, _)| known != id) {
+                            used.insert(id);
+                        }
                     }
                     PartFrom::Base { offset } => {
                         ends(offset)?;

@@ -71,15 +71,22 @@ struct MemFile {
 
 impl MemFile {
     /// Calls `each` with the pieces of a range: (piece, offset in the extent, range of the buffer).
-    fn walk(
+    fn walk(&self, offset: u64, len: usize, each: impl FnMut(&Piece, u64, usize, usize)) -> usize {
+        let first = self.pieces.partition_point(|p| p.start + p.bytes <= offset);
+        self.walk_from(first, offset, len, each).1
+    }
+
+    /// The same from the piece that has `offset`; gives also the one to go on with.
+    fn walk_from(
         &self,
+        first: usize,
         offset: u64,
         len: usize,
         mut each: impl FnMut(&Piece, u64, usize, usize),
-    ) -> usize {
+    ) -> (usize, usize) {
         let end = self.bytes.min(offset.saturating_add(len as u64));
         let mut at = offset;
-        let mut n = self.pieces.partition_point(|p| p.start + p.bytes <= offset);
+        let mut n = first;
         while at < end {
             let piece = &self.pieces[n];
             let within = at - piece.start;
@@ -87,9 +94,9 @@ impl MemFile {
             let from = (at - offset) as usize;
             each(piece, piece.offset + within, from, from + step as usize);
             at += step;
-            n += 1;
+            n += usize::from(at == piece.start + piece.bytes);
         }
-        end.saturating_sub(offset) as usize
+        (n, end.saturating_sub(offset) as usize)
     }
 }
 
@@ -200,10 +207,17 @@ impl Cache {
         let mut pieces: Vec<Piece> = Vec::with_capacity(file.parts.len());
         let mut trouble = None;
         let mut at = 0u64;
+        // Thousands of parts, mostly in order: the last extent and the place in the base are remembered.
+        let mut last: Option<Arc<Used>> = None;
+        let mut place = 0;
         for part in &file.parts {
             let found = match part.from {
                 PartFrom::Extent { id, offset } => {
-                    let used = self.memory.used(&mut table, id, &extent);
+                    let used = match &last {
+                        Some(used) if used.id == id => Ok(used.clone()),
+                        _ => self.memory.used(&mut table, id, &extent),
+                    };
+                    last = used.as_ref().ok().cloned();
                     used.and_then(|used| {
                         let fits = offset.checked_add(part.bytes);
                         let fits = fits.is_some_and(|end| end <= used.memory.bytes());
@@ -214,7 +228,9 @@ impl Cache {
                     })
                 }
                 PartFrom::Base { offset } => match &base {
-                    Some(Ok(base)) => borrow(base, offset, part.bytes, at, &mut pieces),
+                    Some(Ok(base)) => {
+                        borrow(base, &mut place, (offset, part.bytes), at, &mut pieces)
+                    }
                     Some(Err(cause)) => Err(*cause),
                     None => Err(Cause::Malformed),
                 },
@@ -232,6 +248,7 @@ impl Cache {
             Some(_) => Some(Arc::new(MemFile { bytes: 0, pieces })),
         };
         drop(table);
+        drop(last);
         drop(old);
         drop(base);
         trouble.map_or(Ok(()), Err)
@@ -278,11 +295,11 @@ impl MemFiles {
     }
 }
 
-/// Adds what `base` has in a range.
+/// Adds what `base` has in a range. `place`: the piece that is likely to have its beginning.
 fn borrow(
     base: &MemFile,
-    offset: u64,
-    bytes: u64,
+    place: &mut usize,
+    (offset, bytes): (u64, u64),
     start: u64,
     pieces: &mut Vec<Piece>,
 ) -> Result<(), Cause> {
@@ -290,14 +307,21 @@ fn borrow(
         return Err(Cause::Malformed);
     }
     let len = usize::try_from(bytes).map_err(|_| Cause::Malformed)?;
-    base.walk(offset, len, |piece, at, from, to| {
+    let has = |n: usize| {
+        base.pieces.get(n).is_some_and(|p| p.start <= offset && offset < p.start + p.bytes)
+    };
+    // What lies between two borrowed ranges is a run that changed: one piece or two of the base.
+    let near = (*place..place.saturating_add(3)).find(|n| has(*n));
+    let first =
+        near.unwrap_or_else(|| base.pieces.partition_point(|p| p.start + p.bytes <= offset));
+    (*place, _) = base.walk_from(first, offset, len, |piece, at, from, to| {
         let next = Piece {
             start: start + from as u64,
             used: piece.used.clone(),
             offset: at,
             bytes: (to - from) as u64,
         };
-        // Neighbours stay one: chains of increments do not make lists grow without end.
+        // Neighbours stay one: increments of increments do not make lists grow without end.
         match pieces.last_mut() {
             Some(last)
                 if Arc::ptr_eq(&last.used, &next.used)

@@ -47,7 +47,7 @@ impl Cache {
     /// cache (`EBUSY`) and one that cannot be written to (FM-C4, FM-F8).
     pub fn open(root: &Path, bytes_max: u64) -> Result<Cache, Trouble> {
         let name = root.display().to_string();
-        let fs = Cache::open_dir(root).at(name.as_str())?;
+        let fs = PosixFs::own(root).at(name.as_str())?;
         let mut cache = Cache::on(Arc::new(fs), root, bytes_max)?;
         cache.real = true;
         Ok(cache)
@@ -70,24 +70,6 @@ impl Cache {
             memory: MemFiles::new(Box::new(|_| {})),
             lifting: Mutex::new(()),
         })
-    }
-
-    fn open_dir(root: &Path) -> fs::Result<PosixFs> {
-        match rustix::fs::mkdir(root, rustix::fs::Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(e) => return Err(e),
-        }
-        let fs = PosixFs::open(root, false)?;
-        let stat = fs.stat(Path::new(""))?;
-        if stat.uid != rustix::process::geteuid().as_raw() {
-            return Err(Errno::PERM);
-        }
-        if stat.mode != 0o700 {
-            fs.chmod(Path::new(""), 0o700)?;
-        }
-        // Before anything is removed: it might be a living job's.
-        fs.lock()?;
-        Ok(fs)
     }
 
     /// Where it is.

@@ -6,6 +6,8 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::io::IoSlice;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use rustix::io::Errno;
@@ -25,6 +27,8 @@ pub enum How {
     Read,
     /// For reading and writing; it must exist.
     Write,
+    /// The same past the page cache; `EINVAL` where the file system has no such thing.
+    Direct,
     /// For writing; made with these permission bits if it does not exist.
     Create(u32),
     /// For writing; made with these permission bits, `EEXIST` if anything is there.
@@ -66,6 +70,15 @@ pub struct Entry {
     pub kind: Kind,
 }
 
+/// What direct I/O asks for, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alignment {
+    /// Of addresses in memory.
+    pub memory: u32,
+    /// Of offsets and lengths.
+    pub offset: u32,
+}
+
 /// An open regular file.
 pub trait Handle: Send + Sync {
     /// Reads up to `buf.len()` bytes from `offset` on; 0 at the end.
@@ -74,10 +87,31 @@ pub trait Handle: Send + Sync {
     fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize>;
     /// Cuts or extends (with zeros) the file.
     fn set_len(&self, bytes: u64) -> Result<()>;
+    /// Writes up to the sum of `parts`, one behind the other, at `offset`.
+    fn write_parts_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize> {
+        let first = parts.iter().find(|part| !part.is_empty());
+        first.map_or(Ok(0), |part| self.write_at(part, offset))
+    }
+    /// Makes the file `bytes` long and takes the space for them, where the file system can.
+    fn reserve(&self, bytes: u64) -> Result<()> {
+        self.set_len(bytes)
+    }
+    /// What direct reads and writes of the file must be multiples of, if the system says.
+    fn direct_alignment(&self) -> Option<Alignment> {
+        None
+    }
+    /// The file itself, where it is one of the system.
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
     /// Sets the permission bits.
     fn set_mode(&self, mode: u32) -> Result<()>;
     /// Makes contents durable.
     fn sync(&self) -> Result<()>;
+    /// Makes contents durable, but not times and the like.
+    fn sync_data(&self) -> Result<()> {
+        self.sync()
+    }
     /// What it is now.
     fn stat(&self) -> Result<Stat>;
 }

@@ -1,14 +1,17 @@
 //! [`Fs`] on the system's own calls.
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 
-use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RawMode};
+use rustix::fs::{
+    AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RawMode, StatxFlags,
+};
 use rustix::io::{Errno, retry_on_intr};
 
-use super::{Entry, Fs, Handle, How, Kind, Result, Stat};
+use super::{Alignment, Entry, Fs, Handle, How, Kind, Result, Stat};
 
 /// A directory of the system.
 #[derive(Debug)]
@@ -29,6 +32,27 @@ impl PosixFs {
         }
         let root = retry_on_intr(|| rustix::fs::open(root, flags, Mode::empty()))?;
         Ok(PosixFs { root })
+    }
+
+    /// A directory for this process alone: made (0700) if it is not there, its parent must be. Refuses a
+    /// symbolic link (`ELOOP` or `ENOTDIR`), a foreign owner (`EPERM`) and one that another process has
+    /// (`EBUSY`).
+    pub fn own(root: &Path) -> Result<PosixFs> {
+        match rustix::fs::mkdir(root, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(e) => return Err(e),
+        }
+        let fs = PosixFs::open(root, false)?;
+        let stat = fs.stat(Path::new(""))?;
+        if stat.uid != rustix::process::geteuid().as_raw() {
+            return Err(Errno::PERM);
+        }
+        if stat.mode != 0o700 {
+            fs.chmod(Path::new(""), 0o700)?;
+        }
+        // Before anything is changed: it might be a living job's.
+        fs.lock()?;
+        Ok(fs)
     }
 
     /// Takes the directory for this process; `BUSY` if another one has it. The kernel gives it back
@@ -123,6 +147,7 @@ impl Fs for PosixFs {
         let (flags, mode) = match how {
             How::Read => (OFlags::RDONLY, 0),
             How::Write => (OFlags::RDWR, 0),
+            How::Direct => (OFlags::RDWR | OFlags::DIRECT, 0),
             How::Create(mode) => (OFlags::RDWR | OFlags::CREATE, mode),
             How::CreateNew(mode) => (OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, mode),
         };
@@ -229,6 +254,33 @@ impl Handle for PosixFile {
         retry_on_intr(|| rustix::io::pwrite(&self.fd, bytes, offset))
     }
 
+    fn write_parts_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize> {
+        retry_on_intr(|| rustix::io::pwritev(&self.fd, parts, offset))
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<()> {
+        self.set_len(bytes)?;
+        match retry_on_intr(|| rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), 0, bytes)) {
+            // The space is then taken by the first writes.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn direct_alignment(&self) -> Option<Alignment> {
+        let stat = rustix::fs::statx(&self.fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+        let stat = stat.ok().filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0)?;
+        // Zeros: no direct I/O, which opening for it has said or will say.
+        (stat.stx_dio_mem_align > 0 && stat.stx_dio_offset_align > 0).then_some(Alignment {
+            memory: stat.stx_dio_mem_align,
+            offset: stat.stx_dio_offset_align,
+        })
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd.as_fd())
+    }
+
     fn set_len(&self, bytes: u64) -> Result<()> {
         retry_on_intr(|| rustix::fs::ftruncate(&self.fd, bytes))
     }
@@ -239,6 +291,10 @@ impl Handle for PosixFile {
 
     fn sync(&self) -> Result<()> {
         retry_on_intr(|| rustix::fs::fsync(&self.fd))
+    }
+
+    fn sync_data(&self) -> Result<()> {
+        retry_on_intr(|| rustix::fs::fdatasync(&self.fd))
     }
 
     fn stat(&self) -> Result<Stat> {

@@ -72,6 +72,7 @@ struct State {
     down: bool,
     boots: u64,
     capacity: Option<u64>,
+    direct: bool,
 }
 
 impl Default for FaultyFs {
@@ -95,6 +96,7 @@ impl FaultyFs {
             down: false,
             boots: 0,
             capacity: None,
+            direct: true,
         })))
     }
 
@@ -127,6 +129,11 @@ impl FaultyFs {
     /// Limits the bytes of all files: beyond, `ENOSPC`.
     pub fn capacity(&self, bytes: Option<u64>) {
         self.state().capacity = bytes;
+    }
+
+    /// Has it direct I/O? If so, then as strictly as a device with blocks of 4 KiB.
+    pub fn direct(&self, has: bool) {
+        self.state().direct = has;
     }
 
     /// The machine fails and comes back: what was not durable is treated as `keep` says, open files are
@@ -365,7 +372,10 @@ fn tear(durable: &mut Vec<u8>, new: &[u8], random: &mut Random) {
 impl Fs for FaultyFs {
     fn open(&self, path: &Path, how: How) -> Result<Box<dyn Handle>> {
         let mut s = self.state();
-        s.whole(how != How::Read && how != How::Write)?;
+        s.whole(matches!(how, How::Create(_) | How::CreateNew(_)))?;
+        if how == How::Direct && !s.direct {
+            return Err(Errno::INVAL);
+        }
         let (dir, name) = s.place(path)?;
         let ino = match (s.there(dir, &name), how) {
             (Some(_), How::CreateNew(_)) => return Err(Errno::EXIST),
@@ -380,7 +390,7 @@ impl Fs for FaultyFs {
                 }
                 ino
             }
-            (None, How::Read | How::Write) => return Err(Errno::NOENT),
+            (None, How::Read | How::Write | How::Direct) => return Err(Errno::NOENT),
             (None, How::Create(mode) | How::CreateNew(mode)) => {
                 let ino = s.next;
                 s.next += 1;
@@ -391,7 +401,8 @@ impl Fs for FaultyFs {
             }
         };
         let boots = s.boots;
-        Ok(Box::new(FaultyFile { fs: self.clone(), ino, boots, write: how != How::Read }))
+        let (write, direct) = (how != How::Read, how == How::Direct);
+        Ok(Box::new(FaultyFile { fs: self.clone(), ino, boots, write, direct }))
     }
 
     fn stat(&self, path: &Path) -> Result<Stat> {
@@ -532,9 +543,21 @@ struct FaultyFile {
     ino: u64,
     boots: u64,
     write: bool,
+    direct: bool,
 }
 
+/// What direct I/O asks for here.
+const DIRECT: usize = 4096;
+
 impl FaultyFile {
+    /// Direct I/O takes whole blocks from aligned memory only.
+    fn check(&self, bytes: &[u8], offset: u64) -> Result<()> {
+        let fits = bytes.as_ptr().addr().is_multiple_of(DIRECT)
+            && bytes.len().is_multiple_of(DIRECT)
+            && offset.is_multiple_of(DIRECT as u64);
+        if self.direct && !fits { Err(Errno::INVAL) } else { Ok(()) }
+    }
+
     /// Runs `call` on the contents after counting the operation.
     fn with<T>(
         &self,
@@ -555,6 +578,7 @@ impl FaultyFile {
 
 impl Handle for FaultyFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        self.check(buf, offset)?;
         self.with(false, |s, fault| {
             if let Some(Fault::Down | Fault::Torn) = fault {
                 return Err(Errno::IO);
@@ -571,6 +595,7 @@ impl Handle for FaultyFile {
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize> {
+        self.check(bytes, offset)?;
         self.with(true, |s, fault| {
             let mut n = match fault {
                 Some(Fault::Down | Fault::Torn) => bytes.len() / 2,
@@ -606,6 +631,19 @@ impl Handle for FaultyFile {
             inode.data.as_mut().expect("a file").resize(len, 0);
             Ok(())
         })
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<()> {
+        let full = {
+            let s = self.fs.state();
+            let has = s.inodes[&self.ino].data.as_ref().map_or(0, Vec::len) as u64;
+            let wants = bytes.saturating_sub(has);
+            s.capacity.is_some_and(|capacity| wants > capacity.saturating_sub(s.used()))
+        };
+        if full {
+            return Err(Errno::NOSPC);
+        }
+        self.set_len(bytes)
     }
 
     fn set_mode(&self, mode: u32) -> Result<()> {

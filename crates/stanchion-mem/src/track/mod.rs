@@ -9,6 +9,7 @@
 mod hash;
 mod runs;
 mod scan;
+mod slices;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,6 +20,7 @@ use self::hash::Hashes;
 use self::runs::Runs;
 pub use self::runs::{MAX_RUNS, Run};
 use self::scan::{Scan, Seen};
+pub use self::slices::SliceTracker;
 pub use crate::kernel::Lacking;
 use crate::kernel::{is_mapped, own_pid, page_size};
 use crate::maps::{Purpose, Span, Why, unsuitable};

@@ -1,0 +1,200 @@
+//! Incremental checkpoints: of regions, only the pages that changed are copied; the rest of the dataset's file is what
+//! the dataset before it has, and stays in the agent's memory for both (docs/protocol.md, `Base`).
+
+use crate::client::{Begun, Client};
+use crate::error::Error;
+use crate::pool::{PoolWriter, Put};
+use crate::regions::{Region, placed};
+use stanchion_format::ids::Key;
+use stanchion_format::limits::MEMORY_PARTS_MAX;
+use stanchion_format::regions::{RegionAt, encode};
+use stanchion_mem::track::{Changes, Mark, RegionId, Run, SliceTracker, Wanted};
+
+/// Hash blocks are pages: what the kernel tells by.
+const HASH_BLOCK: usize = 4096;
+
+/// By what to tell the tracker that a dataset is committed.
+type Marks = Vec<(RegionId, Mark)>;
+
+/// What the last checkpoint of regions stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// Size of this rank's part, bytes.
+    pub bytes: u64,
+    /// Of that: copied, bytes.
+    pub copied: u64,
+}
+
+/// The dataset that the next one may share bytes with.
+#[derive(Clone, Debug)]
+struct Base {
+    key: Key,
+    path: String,
+    placed: Vec<RegionAt>,
+    /// Copied since and with the last full dataset, bytes.
+    copied: u64,
+    /// Datasets since then.
+    count: u64,
+}
+
+/// What is remembered between incremental checkpoints.
+#[derive(Debug, Default)]
+pub(crate) struct Increment {
+    tracker: Option<SliceTracker>,
+    base: Option<Base>,
+    stored: Stored,
+}
+
+impl Increment {
+    /// The next one is full: after a restart, a loss, or anything that is not understood.
+    pub(crate) fn forget(&mut self) {
+        self.base = None;
+    }
+}
+
+impl Client {
+    /// As [`Client::checkpoint`], but only what changed since the last dataset of this kind is copied. Full: the first
+    /// one, the first after a restart, after a dataset that was dropped, after `incremental_max` others or as many
+    /// copied bytes as a full one has, and where regions were added, removed or resized. Every dataset can be restarted
+    /// from, and deleted, like any other. Collective.
+    pub fn checkpoint_incremental(
+        &mut self,
+        dataset: &str,
+        flags: u32,
+        regions: &[Region<'_>],
+    ) -> Result<Begun, Error> {
+        let begun = self.begin(dataset, flags)?;
+        if !self.enabled() {
+            return self.complete(true).map(|()| begun);
+        }
+        let (stored, marks, next) = match self.store_changes(&begun.name, regions) {
+            Ok((marks, next)) => (Ok(()), marks, next),
+            Err(error) => (Err(error), Vec::new(), None),
+        };
+        self.increment.forget();
+        self.complete_regions(stored)?;
+        if let Some(tracker) = &mut self.increment.tracker {
+            tracker.committed(&marks);
+        }
+        self.increment.base = next;
+        Ok(begun)
+    }
+
+    /// What the last checkpoint of regions stored of this rank. Local.
+    pub fn stored(&self) -> Stored {
+        self.increment.stored
+    }
+
+    fn store_changes(
+        &mut self,
+        dataset: &str,
+        regions: &[Region<'_>],
+    ) -> Result<(Marks, Option<Base>), Error> {
+        let name = self.regions_file(dataset);
+        let (placed, end) = placed(&name, regions)?;
+        let (marks, changes) = self.changes(regions)?;
+        let changed = self.shareable(regions, &placed, &changes);
+        let path = self.regions_path(dataset);
+        let key = self.writing_key()?;
+        let (count, before) = match (&changed, &self.increment.base) {
+            (Some(_), Some(base)) => (base.count + 1, base.copied),
+            _ => (0, 0),
+        };
+        let put = match changed {
+            Some(runs) => self.pool_changes(&path, regions, &placed, &runs)?,
+            None => self.pool_regions(dataset, regions, &placed, end)?,
+        };
+        if put == Put::TooLarge {
+            self.increment.stored = Stored { bytes: end, copied: end };
+            return self.file_regions(&name, regions, &placed, end).map(|()| (marks, None));
+        }
+        if count == 0 {
+            self.increment.stored = Stored { bytes: end, copied: end };
+        }
+        let copied = before.saturating_add(self.increment.stored.copied);
+        Ok((marks, Some(Base { key, path, placed, copied, count })))
+    }
+
+    /// What changed in each region, and by what name to remember it.
+    fn changes(&mut self, regions: &[Region<'_>]) -> Result<(Marks, Vec<Changes>), Error> {
+        let wanted = match self.settings().text("incremental_tracking") {
+            "scan" => Wanted::Scan,
+            "hash" => Wanted::Hash { block: HASH_BLOCK },
+            _ => Wanted::Auto,
+        };
+        let mut tracker = match self.increment.tracker.take() {
+            Some(tracker) => tracker,
+            None => SliceTracker::new(wanted)?.0,
+        };
+        let slices: Vec<(RegionId, &[u8])> =
+            regions.iter().map(|r| (RegionId(r.id), r.bytes)).collect();
+        let collected = tracker.collect(&slices)?;
+        self.increment.tracker = Some(tracker);
+        let marks = slices.iter().zip(&collected).map(|((id, _), c)| (*id, c.mark)).collect();
+        Ok((marks, collected.into_iter().map(|c| c.changes).collect()))
+    }
+
+    /// The runs of each region that must be copied, if the rest may be the base's.
+    fn shareable(
+        &self,
+        regions: &[Region<'_>],
+        placed: &[RegionAt],
+        changes: &[Changes],
+    ) -> Option<Vec<Vec<Run>>> {
+        let base = self.increment.base.as_ref()?;
+        let longest = self.settings().number("incremental_max");
+        let full: u64 = regions.iter().map(|r| r.bytes.len() as u64).sum();
+        // The full one itself and as much again: with the next full one, three in memory.
+        let grown = base.copied > full.saturating_mul(2);
+        if base.placed != placed || base.count >= longest || grown {
+            return None;
+        }
+        let mut parts = 0;
+        let mut all = Vec::with_capacity(regions.len());
+        for (region, changes) in regions.iter().zip(changes) {
+            let runs = match changes {
+                Changes::Runs(runs) => runs.clone(),
+                Changes::All => vec![Run { offset: 0, len: region.bytes.len() }],
+            };
+            parts += 2 * runs.len() + 3;
+            all.push(runs);
+        }
+        (parts < MEMORY_PARTS_MAX).then_some(all)
+    }
+
+    fn pool_changes(
+        &mut self,
+        path: &str,
+        regions: &[Region<'_>],
+        placed: &[RegionAt],
+        runs: &[Vec<Run>],
+    ) -> Result<Put, Error> {
+        let head = encode(placed);
+        let changed: usize = runs.iter().flatten().map(|r| r.len).sum();
+        let copied = head.len() as u64 + changed as u64;
+        let mut writer = PoolWriter::new(copied);
+        if writer.put(self, &head)? == Put::TooLarge {
+            return Ok(Put::TooLarge);
+        }
+        for ((region, at), runs) in regions.iter().zip(placed).zip(runs) {
+            // The zeros in between are the base's too.
+            let gap = at.offset - writer.written();
+            writer.same(writer.written(), gap);
+            let mut done = 0;
+            for run in runs {
+                writer.same(at.offset + done as u64, (run.offset - done) as u64);
+                let end = run.offset + run.len;
+                if writer.put(self, &region.bytes[run.offset..end])? == Put::TooLarge {
+                    return Ok(Put::TooLarge);
+                }
+                done = end;
+            }
+            writer.same(at.offset + done as u64, (region.bytes.len() - done) as u64);
+        }
+        let base = self.increment.base.as_ref().map(|b| (b.key, b.path.clone()));
+        let (file, bytes, times) = writer.finish(path.to_owned(), base);
+        self.increment.stored = Stored { bytes, copied };
+        self.add_memory(file, bytes, times);
+        Ok(Put::Done)
+    }
+}
