@@ -14,6 +14,7 @@ mod increment;
 mod pool;
 mod regions;
 mod route;
+mod snapshot;
 mod source;
 mod wire;
 

@@ -79,6 +79,18 @@ pub unsafe fn forked_copy(
     if let Some(&(index, why)) = unsuitable(&spans, Purpose::Fork).map_err(ForkError::Os)?.first() {
         return Err(ForkError::Unsuitable { index, why });
     }
+    // SAFETY: as our caller promises.
+    unsafe { forked_copy_unchecked(pieces, ready) }
+}
+
+/// The same where the pieces are known to be what a child sees as it is.
+///
+/// # Safety
+/// As for [`forked_copy`].
+pub unsafe fn forked_copy_unchecked(
+    pieces: &[Piece],
+    ready: Option<(BorrowedFd<'_>, &[u8])>,
+) -> Result<Forked, ForkError> {
     let (result, tell) = pipe_with(PipeFlags::CLOEXEC).map_err(ForkError::Os)?;
     let bytes = pieces.iter().map(|p| p.len as u64).sum();
     let child = Child { pieces, ready, tell: tell.as_raw_fd(), bytes };
