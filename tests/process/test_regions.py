@@ -5,13 +5,14 @@ heat2d_regions computes what heat2d does, to the bit; the references are those o
 
 import os
 import signal
+import time
 from functools import partial
 from pathlib import Path
 
 import test_damage
 import test_loss
-from harness import check
-from test_loss import ARGS, RANKS, committed, protected, three_losses
+from harness import check, until
+from test_loss import ARGS, LONGER, RANKS, committed, protected, three_losses
 
 PROGRAM = "heat2d_regions"
 FILES = "*.stn"
@@ -331,3 +332,117 @@ def test_stream_restart_from_the_prefix(lab):
     check(chosen["from_prefix"] and chosen["name"] == newest, f"{chosen}")
     again.finish()
     again.same()
+
+
+COW = ("--mode", "cow")
+
+
+def test_cow_undisturbed(lab):
+    # The program changes its memory while children copy it; what is stored is what it was.
+    run = heat(lab, spares=0, steps_args=ARGS + COW, run_args=("--flush-every", 3))
+    run.finish()
+    run.same()
+    check("at once" not in run.text, run.text[:3000])
+    lab.tool("verify", "--all", "--prefix", lab.prefix)
+
+
+def test_cow_a_node_dies_xor(lab):
+    # FM-L2
+    run = heat(lab, steps_args=ARGS + COW)
+    three_losses(run, lambda n: run.kill_node((2, 0, 7)[n]))
+
+
+def test_cow_a_rank_dies(lab):
+    # FM-L1, FM-P10: with or without a child that copies.
+    run = heat(lab, spares=0, steps_args=ARGS + COW)
+    three_losses(run, lambda n: run.kill_rank(3 + 4 * n))
+
+
+def test_cow_a_flipped_byte_in_the_pool(lab):
+    # FM-S7
+    run, at = damaged_in_pool(lab, [1], steps_args=ARGS + COW)
+    at, chosen = run.wait_event("restart_chosen", after=at)
+    check(chosen["dataset"], f"a restart from nothing: {chosen}")
+    at, done = run.wait_event("restore_done", after=at)
+    check(done["repaired_files"], f"no repair was reported: {done}")
+    run.finish()
+    run.same()
+
+
+def test_cow_a_pool_that_is_too_small(lab):
+    run = bare(lab, spares=0, steps_args=ARGS + COW, run_args=("--set", "pool_bytes_max=4K", "--set", "chunk_bytes=4K"))
+    run.finish()
+    run.same()
+
+
+def parent_and_state(pid):
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        return int(parent), state
+    except (FileNotFoundError, ProcessLookupError):
+        return 0, ""
+
+
+def stopped_child(run, rank):
+    """Stops the child of a rank while it copies; its pid, and the rank's."""
+    pid = until(lambda: run.ranks().get(rank), 30, f"rank {rank} is known")
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        for child in sorted((int(p) for p in os.listdir("/proc") if p.isdigit()), reverse=True):
+            if parent_and_state(child)[0] != pid:
+                continue
+            try:
+                os.kill(child, signal.SIGSTOP)
+            except ProcessLookupError:
+                continue
+            time.sleep(0.01)
+            # One that has copied waits to be reaped.
+            if parent_and_state(child) == (pid, "T"):
+                return child, pid
+    raise AssertionError(f"rank {rank} has no child that copies")
+
+
+def number(event):
+    return (event.get("dataset") or event)["number"]
+
+
+def test_cow_a_child_dies(lab):
+    # FM-P8, FM-P9: what it copied is dropped, the one before is there, and the job does not stop.
+    run = test_loss.heat(lab, program=PROGRAM, mb=32, spares=0, steps_args=LONGER + COW)
+    at, _ = protected(run, committed(run, 0))
+    child, _ = stopped_child(run, 3)
+    begun = run.all_events("began")[-1] if run.all_events("began") else None
+    time.sleep(0.5)
+    before = [number(e) for e in run.all_events("committed")]
+    os.kill(child, signal.SIGKILL)
+    at, dropped = run.wait_event("dropped", after=at)
+    check(number(dropped) > max(before), f"{dropped} was committed before its children had copied: {before}, {begun}")
+    check("copied its memory" in str(dropped), f"{dropped}")
+    run.kill_rank(5)
+    at, chosen = run.wait_event("restart_chosen", after=at)
+    check(chosen["dataset"] and number(chosen) != number(dropped), f"{chosen} after {dropped}")
+    run.finish()
+    run.same()
+
+
+def test_cow_a_rank_dies_while_its_child_copies(lab):
+    # FM-P10: nothing of the one before is lost, and what the child still writes to is nobody else's.
+    run = test_loss.heat(lab, program=PROGRAM, mb=32, spares=0, steps_args=LONGER + COW)
+    at, _ = protected(run, committed(run, 0))
+    child, rank = stopped_child(run, 3)
+    os.kill(rank, signal.SIGKILL)
+    time.sleep(0.02)
+    try:
+        os.kill(child, signal.SIGCONT)
+    except ProcessLookupError:
+        pass  # the runner ends what descends from it
+    at, chosen = run.wait_event("restart_chosen", after=at)
+    check(chosen["dataset"], f"a restart from nothing: {chosen}")
+    run.finish()
+    run.same()
+
+
+for _name, _fn in list(globals().items()):
+    if _name.startswith("test_cow_"):
+        _fn.seconds = 240
+del _name, _fn

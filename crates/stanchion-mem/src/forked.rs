@@ -6,7 +6,7 @@
 //! The child is made by clone(2) directly: no handler of pthread_atfork runs, and with no signal at its
 //! end no wait() of the application ever meets it. It holds none of its parent's files, so connections
 //! and pipes end with their owners, and has all signals blocked, since their handlers are the
-//! application's. It calls nothing but memcpy, close_range, write and _exit.
+//! application's. It calls nothing but memcpy, close_range, poll, write and _exit.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
@@ -21,6 +21,9 @@ use crate::copy::{Piece, copy_out};
 use crate::cow::Quiet;
 use crate::kernel::own_pid;
 use crate::maps::{Purpose, Span, Why, unsuitable};
+
+/// How much is copied between two looks at whether it is still wanted, bytes.
+const STEP: usize = 4 << 20;
 
 /// Why a snapshot did not come about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -61,21 +64,33 @@ pub struct Forked {
 
 /// Forks a child that copies all pieces.
 ///
-/// With `ready`, the child writes these 8 bytes there when it has copied all: to a socket that somebody
-/// else listens to, say.
+/// With `ready`, the child writes these bytes there when it has copied all: to a socket that somebody
+/// else listens to, who can stop the child by shutting down its direction.
 ///
 /// # Safety
 /// No thread writes to the pieces before this returns. Every `dst` is writable, part of a shared mapping
 /// that a child inherits, overlaps nothing and is nobody else's before the child has ended.
 pub unsafe fn forked_copy(
     pieces: &[Piece],
-    ready: Option<(BorrowedFd<'_>, [u8; 8])>,
+    ready: Option<(BorrowedFd<'_>, &[u8])>,
 ) -> Result<Forked, ForkError> {
     let spans: Vec<Span> =
         pieces.iter().map(|p| Span { start: p.src.addr(), len: p.len }).collect();
     if let Some(&(index, why)) = unsuitable(&spans, Purpose::Fork).map_err(ForkError::Os)?.first() {
         return Err(ForkError::Unsuitable { index, why });
     }
+    // SAFETY: as our caller promises.
+    unsafe { forked_copy_unchecked(pieces, ready) }
+}
+
+/// The same where the pieces are known to be what a child sees as it is.
+///
+/// # Safety
+/// As for [`forked_copy`].
+pub unsafe fn forked_copy_unchecked(
+    pieces: &[Piece],
+    ready: Option<(BorrowedFd<'_>, &[u8])>,
+) -> Result<Forked, ForkError> {
     let (result, tell) = pipe_with(PipeFlags::CLOEXEC).map_err(ForkError::Os)?;
     let bytes = pieces.iter().map(|p| p.len as u64).sum();
     let child = Child { pieces, ready, tell: tell.as_raw_fd(), bytes };
@@ -86,6 +101,7 @@ pub unsafe fn forked_copy(
         copy_out(&raw const child.bytes as *const u8, &raw mut probe, 1);
         libc::syscall(libc::SYS_close_range, u32::MAX, u32::MAX, 0);
         libc::write(-1, std::ptr::null(), 0);
+        libc::poll(std::ptr::null_mut(), 0, 0);
     }
     let quiet = Quiet::new();
     // SAFETY: `run` does nothing that a child of a process with threads must not do.
@@ -101,7 +117,7 @@ pub unsafe fn forked_copy(
 
 struct Child<'a> {
     pieces: &'a [Piece],
-    ready: Option<(BorrowedFd<'a>, [u8; 8])>,
+    ready: Option<(BorrowedFd<'a>, &'a [u8])>,
     tell: RawFd,
     bytes: u64,
 }
@@ -116,8 +132,18 @@ impl Child<'_> {
         close_between(low, high);
         close_between(high, RawFd::MAX);
         for p in self.pieces {
-            // SAFETY: by the contract of `forked_copy`.
-            unsafe { copy_out(p.src, p.dst, p.len) };
+            let mut at = 0;
+            while at < p.len {
+                if self.ready.as_ref().is_some_and(|(fd, _)| hung_up(fd.as_raw_fd())) {
+                    // SAFETY: ends the child at once.
+                    unsafe { libc::_exit(1) }
+                }
+                let step = STEP.min(p.len - at);
+                let part = p.part(at, step);
+                // SAFETY: by the contract of `forked_copy`.
+                unsafe { copy_out(part.src, part.dst, part.len) };
+                at += step;
+            }
         }
         let mut well = tell(self.tell, &self.bytes.to_ne_bytes());
         if let Some((fd, word)) = &self.ready {
@@ -137,9 +163,17 @@ fn close_between(below: RawFd, above: RawFd) {
     }
 }
 
-fn tell(fd: RawFd, bytes: &[u8; 8]) -> bool {
-    // SAFETY: eight bytes of our own. A pipe that nobody reads gives EPIPE: the signal is blocked.
-    unsafe { libc::write(fd, bytes.as_ptr().cast(), 8) == 8 }
+/// Does nobody want the copy any more?
+fn hung_up(fd: RawFd) -> bool {
+    let mut look = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
+    // SAFETY: one descriptor of our own to be looked at, without waiting.
+    let there = unsafe { libc::poll(&raw mut look, 1, 0) };
+    there == 1 && look.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+}
+
+fn tell(fd: RawFd, bytes: &[u8]) -> bool {
+    // SAFETY: bytes of our own. A pipe that nobody reads gives EPIPE: the signal is blocked.
+    unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) == bytes.len() as isize }
 }
 
 /// The parent gets the child's pidfd, the child nothing.
@@ -199,6 +233,11 @@ impl Forked {
         let ended = self.reap();
         self.ended = Some(ended);
         ended
+    }
+
+    /// Lets the child go on alone; nobody asks any more how it ends.
+    pub fn leave(mut self) {
+        self.ended = Some(Err(ForkError::Timeout));
     }
 
     /// Takes leave of a child that has ended or is just about to.

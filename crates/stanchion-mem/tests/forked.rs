@@ -56,7 +56,7 @@ fn it_tells_whom_it_shall_and_the_application_meets_no_child() {
         let (_src, dst, piece) = maps(64);
         let (mut here, there) = UnixStream::pair().unwrap();
         // SAFETY: as in `fork`.
-        let child = unsafe { forked_copy(&[piece], Some((there.as_fd(), *b"finished"))) };
+        let child = unsafe { forked_copy(&[piece], Some((there.as_fd(), b"finished"))) };
         drop(there);
         // The application's own wait() finds nothing.
         // SAFETY: plain system calls.
