@@ -235,7 +235,9 @@ int stn_unprotect(stn_ctx *ctx, uint64_t region_id);
  * this process's own, those that it changes are new ones. Memory that is registered
  * with hardware must keep its pages; drivers say so (MADV_DONTFORK, as libibverbs
  * does after ibv_fork_init), and such memory, shared memory and huge pages of
- * hugetlbfs are copied before the call returns. Hardware that writes to memory for
+ * hugetlbfs are copied before the call returns. (Looked at when the regions or their
+ * mappings change; memory on which MADV_DONTFORK is set later kills a child once,
+ * and MADV_WIPEONFORK must not be set later: a child would find zeros.) Hardware that writes to memory for
  * which nobody said so is not seen: do not use STN_COW with that. Where no child
  * can be had, all is copied before the call returns, and the job's log says why.
  * The child is not reported to wait() or by SIGCHLD, and runs no atfork handlers.

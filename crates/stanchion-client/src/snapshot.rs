@@ -14,7 +14,7 @@ use stanchion_format::limits::CLIENT_FRAME_BYTES_MAX;
 use stanchion_format::regions;
 use stanchion_mem::copy::Piece;
 use stanchion_mem::forked::{Forked, forked_copy_unchecked};
-use stanchion_mem::maps::{Purpose, Span, unsuitable};
+use stanchion_mem::maps::{Judged, Span};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,8 @@ const CALL: &str = "checkpoint";
 #[derive(Debug, Default)]
 pub(crate) struct Children {
     all: Vec<Forked>,
+    /// What of the regions a child sees as it is.
+    judged: Judged,
     /// It was said why there are none.
     told: bool,
 }
@@ -33,8 +35,12 @@ impl Children {
     pub(crate) fn reap(&mut self) {
         self.all.retain_mut(|child| {
             use stanchion_mem::forked::ForkError::Timeout;
-            // How it went its agent knows better.
-            child.wait(Duration::ZERO) == Err(Timeout)
+            // What that means for the dataset its agent knows.
+            let ended = child.wait(Duration::ZERO);
+            if ended.is_err_and(|e| e != Timeout) {
+                self.judged.forget();
+            }
+            ended == Err(Timeout)
         });
     }
 }
@@ -104,7 +110,7 @@ impl Client {
             .filter(|r| !r.bytes.is_empty())
             .map(|r| Span { start: r.bytes.as_ptr().addr(), len: r.bytes.len() })
             .collect();
-        let (at_once, behind) = match unsuitable(&spans, Purpose::Fork) {
+        let (at_once, behind) = match self.children.judged.unsuitable(&spans) {
             Ok(bad) => pieces.into_iter().partition(|piece: &Piece| {
                 bad.iter().any(|(n, _)| within(&spans[*n], piece.src.addr()))
             }),

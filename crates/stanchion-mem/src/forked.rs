@@ -6,7 +6,7 @@
 //! The child is made by clone(2) directly: no handler of pthread_atfork runs, and with no signal at its
 //! end no wait() of the application ever meets it. It holds none of its parent's files, so connections
 //! and pipes end with their owners, and has all signals blocked, since their handlers are the
-//! application's. It calls nothing but memcpy, close_range, poll, write and _exit.
+//! application's. It calls nothing but memcpy, setpriority, close_range, poll, write and _exit.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
@@ -21,6 +21,9 @@ use crate::copy::{Piece, copy_out};
 use crate::cow::Quiet;
 use crate::kernel::own_pid;
 use crate::maps::{Purpose, Span, Why, unsuitable};
+
+/// How much nicer than the application a child is: a tenth of its share where there are too few cores.
+const NICER: libc::c_long = 10;
 
 /// How much is copied between two looks at whether it is still wanted, bytes.
 const STEP: usize = 4 << 20;
@@ -127,6 +130,7 @@ impl Child<'_> {
     /// Only in the child, with the contract of `forked_copy`.
     unsafe fn run(&self) -> ! {
         let ready = self.ready.as_ref().map_or(self.tell, |(fd, _)| fd.as_raw_fd());
+        be_nice();
         let (low, high) = (self.tell.min(ready), self.tell.max(ready));
         close_between(-1, low);
         close_between(low, high);
@@ -160,6 +164,15 @@ fn close_between(below: RawFd, above: RawFd) {
     if below < above && first <= last {
         // SAFETY: in a child that uses none of them; kernels before 5.9 refuse, and they stay open.
         unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    }
+}
+
+/// Gives way to the application: its ranks may have fewer cores than they and their children could use.
+fn be_nice() {
+    // SAFETY: two system calls on numbers; the first gives 20 less the nice value.
+    unsafe {
+        let now = 20 - libc::syscall(libc::SYS_getpriority, libc::PRIO_PROCESS, 0);
+        libc::syscall(libc::SYS_setpriority, libc::PRIO_PROCESS, 0, (now + NICER).min(19));
     }
 }
 
