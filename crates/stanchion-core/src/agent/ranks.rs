@@ -212,7 +212,7 @@ impl Agent {
                 self.answer(conn, Answer::Ok);
             }
             Request::Reserve { bytes } => self.on_reserve(conn, bytes),
-            Request::Lend { bytes } => self.on_lend(conn, bytes),
+            Request::Lend { bytes, anew } => self.on_lend(conn, bytes, anew),
             Request::OpenMemory { path, from } => self.on_open_memory(conn, path, from),
             Request::GetSetting { name } => {
                 let value = stanchion_format::config::find(&name)
