@@ -118,7 +118,10 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
+        // Within the lock: a thread that has just looked must not miss it and wait for ever.
+        let state = self.0.state();
         self.0.stopping.store(true, Ordering::Relaxed);
+        drop(state);
         self.0.changed.notify_all();
     }
 }

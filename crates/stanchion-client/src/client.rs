@@ -502,7 +502,8 @@ impl Client {
     /// Shared memory of the agent for what is being written, mapped. Empty: it has none for this.
     pub(crate) fn lend(&mut self, call: &'static str, bytes: u64) -> Result<Vec<Lent>, Error> {
         let ms = self.settings.number("pool_wait_ms");
-        self.ask_lent(call, &Request::Lend { bytes }, wire::patience(ms))
+        let anew = self.pool.anew();
+        self.ask_lent(call, &Request::Lend { bytes, anew }, wire::patience(ms))
     }
 
     fn ask_lent(
@@ -525,8 +526,8 @@ impl Client {
         };
         let ms = self.settings.number("pool_ready_ms");
         match self.ask_lent(CALL, &Request::Reserve { bytes }, wire::patience(ms)) {
-            // The agent is restoring or leaving: no reason not to go on.
-            Err(Error::Refused { .. }) => Ok(()),
+            // The agent is restoring or leaving, or there is no room to map it now: no reason not to go on.
+            Err(Error::Refused { .. } | Error::Memory(_)) => Ok(()),
             other => other.map(drop),
         }
     }
@@ -819,7 +820,10 @@ fn ask_lent(
         (Answer::Lent(lent), fds) if lent.len() <= limits::EXTENTS_PER_ANSWER_MAX => {
             if pool.take(&lent, fds)? { Ok(lent) } else { Err(link.give_up(call)) }
         }
-        (Answer::Failed { code, text }, _) => Err(refused(code, &text)),
+        (Answer::Failed { code, text }, _) => {
+            pool.refused();
+            Err(refused(code, &text))
+        }
         _ => Err(link.give_up(call)),
     }
 }

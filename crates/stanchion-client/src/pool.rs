@@ -38,6 +38,8 @@ impl PoolTimes {
 #[derive(Debug, Default)]
 pub(crate) struct PoolMap {
     maps: HashMap<ExtentId, Mapping>,
+    /// What an answer brought could not be mapped, or the agent had no descriptors: it must say all again.
+    in_vain: bool,
     expected: u64,
     reserved: u64,
 }
@@ -53,12 +55,25 @@ impl PoolMap {
         if fresh != fds.len() || !known {
             return Ok(false);
         }
-        for (lent, fd) in lent.iter().filter(|l| l.fresh).zip(fds) {
-            let mapping = Mapping::of(fd, lent.bytes)?;
-            mapping.warm(&|| false)?;
-            self.maps.insert(lent.id, mapping);
+        let fresh = lent.iter().filter(|l| l.fresh).zip(fds);
+        for (lent, fd) in fresh {
+            let mapped = Mapping::of(fd, lent.bytes).and_then(|mapping| {
+                mapping.warm(&|| false)?;
+                Ok(mapping)
+            });
+            self.maps.insert(lent.id, mapped.inspect_err(|_| self.in_vain = true)?);
         }
         Ok(true)
+    }
+
+    /// The agent could not give what it lent.
+    pub(crate) fn refused(&mut self) {
+        self.in_vain = true;
+    }
+
+    /// Must the agent say again what it has said? Asked once for each request.
+    pub(crate) fn anew(&mut self) -> bool {
+        std::mem::take(&mut self.in_vain)
     }
 
     /// A part of what is written has `new` bytes now, not `old`; what to reserve then, if it is more than before.

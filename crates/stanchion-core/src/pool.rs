@@ -37,8 +37,10 @@ struct Extent {
     bytes: u64,
     state: State,
     mapped: Mapped,
-    /// The rank that maps it has been given the descriptor.
+    /// The rank that maps it has been given the descriptor, and has not said that it was in vain.
     told: bool,
+    /// It was given one at some time.
+    given: bool,
 }
 
 /// What a rank waits for.
@@ -46,6 +48,8 @@ struct Extent {
 struct Want {
     conn: ConnId,
     kind: Kind,
+    /// Waits also for what others must give back, not only for memory to be made.
+    patient: bool,
     deadline: Millis,
 }
 
@@ -95,7 +99,7 @@ pub struct Pool {
     wants: VecDeque<Want>,
     /// What each rank reserved, bytes.
     reserved: BTreeMap<ConnId, u64>,
-    /// The system refused memory: no further tries until something came back.
+    /// The system refused memory: no further tries until something came back, or a rank asks anew.
     refused: bool,
     /// Most in use in this and in the last interval of [`Pool::shrink`].
     peak: (u64, u64),
@@ -136,18 +140,34 @@ impl Pool {
         self.wants.iter().any(|w| matches!(w.kind, Kind::Lend(_)))
     }
 
-    /// The rank wants up to `bytes` bytes to write to. Until `deadline` it waits for room; `now` as `deadline`: not at
-    /// all, but for memory that must only be made. With what it has, more than the limit: it is told at once, by an
-    /// empty list.
-    pub fn lend(&mut self, conn: ConnId, bytes: u64, deadline: Millis, now: Millis) -> Vec<Do> {
+    /// The rank wants up to `bytes` bytes to write to. It is answered by `deadline`, whatever is under way then; who is
+    /// not `patient` waits only for memory to be made. With what it has, more than the limit: it is told at once, by
+    /// an empty list.
+    pub fn lend(
+        &mut self,
+        conn: ConnId,
+        bytes: u64,
+        (patient, deadline): (bool, Millis),
+        now: Millis,
+    ) -> Vec<Do> {
         let mine: u64 =
             self.extents.values().filter(|e| e.state == State::Lent(conn)).map(|e| e.bytes).sum();
         if mine.saturating_add(bytes) > self.max {
             return vec![Do::Lend(conn, Vec::new())];
         }
         self.wants.retain(|w| w.conn != conn);
-        self.wants.push_back(Want { conn, kind: Kind::Lend(bytes.max(1)), deadline });
+        self.wants.push_back(Want { conn, kind: Kind::Lend(bytes.max(1)), patient, deadline });
+        // A new wish is a new try.
+        self.refused = false;
         self.settle(now)
+    }
+
+    /// The rank has not mapped what it was told of last, for want of descriptors or room: all it is lent from now on
+    /// comes with a descriptor again. It is still the only one to have it.
+    pub fn told_in_vain(&mut self, conn: ConnId) {
+        for extent in self.extents.values_mut().filter(|e| e.mapped == Mapped::By(conn)) {
+            extent.told = false;
+        }
     }
 
     /// The rank's datasets will need `bytes` bytes together: they are made warm for it.
@@ -156,8 +176,9 @@ impl Pool {
         let have: u64 =
             self.extents.values().filter(|e| e.mapped == Mapped::By(conn)).map(|e| e.bytes).sum();
         self.reserved.insert(conn, bytes.min(self.max));
+        self.refused = false;
         let grow = self.grow(bytes.saturating_sub(have), Mapped::By(conn));
-        self.wants.push_back(Want { conn, kind: Kind::Reserve, deadline });
+        self.wants.push_back(Want { conn, kind: Kind::Reserve, patient: false, deadline });
         let mut out: Vec<Do> = grow.into_iter().collect();
         out.extend(self.settle(now));
         out
@@ -264,9 +285,9 @@ impl Pool {
                 extent.state = State::Free;
             }
             if extent.mapped == Mapped::By(conn) {
-                let nobody = exited || !extent.told;
+                let nobody = exited || !extent.given;
                 extent.mapped = if nobody { Mapped::Nobody } else { Mapped::Stranger };
-                extent.told = false;
+                (extent.told, extent.given) = (false, false);
             }
         }
         let mut out = self.retire_strangers();
@@ -338,7 +359,7 @@ impl Pool {
             let (id, bytes) = (ExtentId(self.next), chunks * self.chunk);
             self.next += 1;
             self.total += bytes;
-            let extent = Extent { bytes, state: State::Growing, mapped, told: false };
+            let extent = Extent { bytes, state: State::Growing, mapped, told: false, given: false };
             self.extents.insert(id, extent);
             new.push((id, bytes));
             left -= chunks;
@@ -383,7 +404,7 @@ impl Pool {
         let tell = |id: &ExtentId| {
             let extent = self.extents.get_mut(id).expect("only what exists is lent");
             let fresh = !std::mem::replace(&mut extent.told, true);
-            extent.mapped = Mapped::By(conn);
+            (extent.mapped, extent.given) = (Mapped::By(conn), true);
             Lent { id: *id, bytes: extent.bytes, fresh }
         };
         ids.iter().map(tell).collect()
@@ -398,6 +419,10 @@ impl Pool {
             }
             self.note_peak();
             out.push(Do::Lend(want.conn, self.tell(want.conn, &chosen)));
+            return true;
+        }
+        if now >= want.deadline {
+            out.push(Do::Full(want.conn));
             return true;
         }
         let coming = self.extents.values().any(|e| match e.state {
@@ -418,11 +443,10 @@ impl Pool {
             out.push(retire);
             return false;
         }
-        if now >= want.deadline {
+        if !want.patient {
             out.push(Do::Full(want.conn));
-            return true;
         }
-        false
+        !want.patient
     }
 
     /// Free extents for the rank: those that it maps, then those that nobody maps; large ones for what fills them.

@@ -219,6 +219,9 @@ pub enum Request {
     Lend {
         /// How much is still needed.
         bytes: u64,
+        /// An earlier answer did not lead to a mapping, for want of descriptors or room: every extent is to come with
+        /// its descriptor again.
+        anew: bool,
     },
     /// A file of the dataset that is being read, if its bytes are in the pool. Answered with `Memory`.
     OpenMemory {

@@ -378,7 +378,7 @@ impl World {
         if r.to_files || have >= need {
             return self.rank_waits(app, rank, State::Writing, 30_000);
         }
-        self.ask_raw(app, rank, State::Lend, Request::Lend { bytes: need - have });
+        self.ask_raw(app, rank, State::Lend, Request::Lend { bytes: need - have, anew: false });
     }
 
     fn rank_maps(&mut self, app: usize, rank: usize, lent: &[Lent], lending: bool) {

@@ -96,7 +96,8 @@ struct Agent<'a> {
 impl Lender for Agent<'_> {
     fn lend(&mut self, bytes: u64) -> Result<Vec<Lent>, Error> {
         let wait = wire::patience(self.settings.number("pool_wait_ms"));
-        ask_lent(self.link, self.pool, "write", &Request::Lend { bytes }, wait)
+        let anew = self.pool.anew();
+        ask_lent(self.link, self.pool, "write", &Request::Lend { bytes, anew }, wait)
     }
 
     fn mapping(&self, id: ExtentId) -> &Mapping {

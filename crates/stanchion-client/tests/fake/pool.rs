@@ -114,7 +114,7 @@ impl Inside {
 
     fn reply(&mut self, request: &Request) -> Option<Reply> {
         match request {
-            Request::Lend { bytes } => Some(self.lend(*bytes)),
+            Request::Lend { bytes, .. } => Some(self.lend(*bytes)),
             Request::OpenMemory { path, from } => Some(self.open(path, *from)),
             Request::Collective { ask: Ask::Complete, own } => {
                 self.complete(own);

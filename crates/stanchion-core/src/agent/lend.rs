@@ -54,16 +54,18 @@ impl Agent {
         self.pool_do(wishes);
     }
 
-    pub(super) fn on_lend(&mut self, conn: ConnId, bytes: u64) {
+    pub(super) fn on_lend(&mut self, conn: ConnId, bytes: u64, anew: bool) {
         if self.ranks.open_dataset().is_none() {
             let text = "no dataset is being written: memory is lent between start and complete";
             self.fail(conn, Code::State, text.into());
             return;
         }
         let waits = self.settings().text("pool_full") != "skip";
-        let wait = if waits { self.settings().number("pool_wait_ms") } else { 0 };
-        let deadline = self.now.mono.after(wait);
-        let wishes = self.pool.lend(conn, bytes, deadline, self.now.mono);
+        let deadline = self.now.mono.after(self.settings().number("pool_wait_ms"));
+        if anew {
+            self.pool.told_in_vain(conn);
+        }
+        let wishes = self.pool.lend(conn, bytes, (waits, deadline), self.now.mono);
         self.pool_do(wishes);
     }
 

@@ -223,7 +223,7 @@ impl Agent {
                 self.answer(conn, Answer::Ok);
             }
             Request::Reserve { bytes } => self.on_reserve(conn, bytes),
-            Request::Lend { bytes } => self.on_lend(conn, bytes),
+            Request::Lend { bytes, anew } => self.on_lend(conn, bytes, anew),
             Request::OpenMemory { path, from } => self.on_open_memory(conn, path, from),
             Request::Copied => {
                 self.fail(conn, Code::Protocol, "a rank has no such request".into());

@@ -188,11 +188,19 @@ impl Agent {
     fn apply_stored(&mut self, record: &Record) {
         match record {
             Record::Commit(info) => {
+                // Where no rank runs nobody waited for the begin: its announcement may have been lost on the way.
+                // From the certificate on this agent stands for its part, though nothing is in it.
+                let idle: Vec<_> =
+                    self.my_slots().into_iter().filter(|slot| !self.ranks.any_on(*slot)).collect();
                 let dataset =
                     self.datasets.entry(info.key).or_insert_with(|| Dataset::new((**info).clone()));
                 dataset.info = (**info).clone();
                 dataset.certified = true;
                 dataset.levels_stored.insert(Level::Cached);
+                for slot in idle {
+                    let empty = SlotPart { data: true, ..SlotPart::default() };
+                    dataset.slots.entry(slot).or_insert(empty);
+                }
                 self.newest_committed = self.newest_committed.max(Some(info.key));
             }
             Record::Level(key, level) => {
@@ -241,14 +249,7 @@ impl Agent {
         }
         let now = self.now.mono;
         let every = self.settings().number("flush_every");
-        // Where no rank runs nobody waited for the begin: its announcement may have been lost on the way.
-        let idle: Vec<_> =
-            self.my_slots().into_iter().filter(|slot| !self.ranks.any_on(*slot)).collect();
         if let Some(dataset) = self.datasets.get_mut(&key) {
-            for slot in idle {
-                let empty = SlotPart { data: true, ..SlotPart::default() };
-                dataset.slots.entry(slot).or_insert(empty);
-            }
             dataset.cached = true;
             dataset.levels.insert(Level::Cached);
             dataset.protect_since = Some(now);

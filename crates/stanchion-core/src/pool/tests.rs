@@ -82,8 +82,8 @@ impl Rig {
         }
     }
 
-    fn lend(&mut self, conn: ConnId, bytes: u64, deadline: Millis) -> Vec<Lent> {
-        let done = self.pool.lend(conn, bytes, deadline, NOW);
+    fn lend(&mut self, conn: ConnId, bytes: u64, patient: bool) -> Vec<Lent> {
+        let done = self.pool.lend(conn, bytes, (patient, LATER), NOW);
         self.take(done, true);
         self.run();
         let at = self.answered.iter().position(|(c, _)| *c == conn);
@@ -94,7 +94,7 @@ impl Rig {
     fn lend_all(&mut self, conn: ConnId, bytes: u64) -> Vec<Lent> {
         let (mut all, mut got) = (Vec::new(), 0);
         while got < bytes {
-            let list = self.lend(conn, bytes - got, LATER);
+            let list = self.lend(conn, bytes - got, true);
             assert!(!list.is_empty(), "there is room");
             got += list.iter().map(|l| l.bytes).sum::<u64>();
             all.extend(list);
@@ -131,7 +131,7 @@ fn a_rank_gets_again_what_it_maps() {
 fn one_ranks_burst_may_use_all_of_it() {
     let mut rig = Rig::new(256);
     rig.lend_all(A, 256);
-    assert!(rig.lend(B, 4, LATER).is_empty(), "it waits");
+    assert!(rig.lend(B, 4, true).is_empty(), "it waits");
     let done = rig.pool.tick(LATER);
     rig.take(done, true);
     assert_eq!(rig.full, [B]);
@@ -140,26 +140,53 @@ fn one_ranks_burst_may_use_all_of_it() {
 #[test]
 fn what_can_never_fit_does_not_wait() {
     let mut rig = Rig::new(64);
-    assert_eq!(rig.pool.lend(A, 65, LATER, NOW), [Do::Lend(A, Vec::new())]);
+    assert_eq!(rig.pool.lend(A, 65, (true, LATER), NOW), [Do::Lend(A, Vec::new())]);
     rig.lend_all(A, 60);
-    assert_eq!(rig.pool.lend(A, 8, LATER, NOW), [Do::Lend(A, Vec::new())]);
+    assert_eq!(rig.pool.lend(A, 8, (true, LATER), NOW), [Do::Lend(A, Vec::new())]);
 }
 
 #[test]
 fn who_does_not_wait_is_told_at_once() {
     let mut rig = Rig::new(64);
-    assert!(!rig.lend(A, 64, NOW).is_empty(), "making memory is no wait");
-    assert!(rig.lend(B, 4, NOW).is_empty());
+    assert!(!rig.lend(A, 64, false).is_empty(), "making memory is no wait");
+    assert!(rig.lend(B, 4, false).is_empty());
     assert_eq!(rig.full, [B]);
+}
+
+#[test]
+fn memory_that_does_not_come_costs_the_deadline() {
+    let mut rig = Rig::new(64);
+    let done = rig.pool.lend(A, 64, (true, LATER), NOW);
+    rig.take(done, true);
+    assert!(!rig.growing.is_empty() && rig.pool.tick(NOW).is_empty(), "it is being made");
+    assert_eq!(rig.pool.tick(LATER), [Do::Full(A)]);
+}
+
+#[test]
+fn what_was_told_in_vain_is_told_again() {
+    let mut rig = Rig::new(64);
+    let first = rig.lend(A, 64, true);
+    let done = rig.pool.complete(A, &[], NOW);
+    rig.take(done, true);
+    rig.pool.told_in_vain(A);
+    rig.maps.clear();
+    let again = rig.lend(A, 64, true);
+    assert_eq!(again, first);
+    // Whether it was in vain the rank alone knows: nobody else gets what it may have mapped.
+    rig.pool.told_in_vain(A);
+    let done = rig.pool.gone(A, false, NOW);
+    rig.take(done, true);
+    rig.run();
+    assert!(rig.lend(B, 64, true).iter().all(|l| !Rig::ids(&first).contains(&l.id)));
 }
 
 #[test]
 fn memory_that_another_rank_maps_is_made_anew() {
     let mut rig = Rig::new(64);
-    let mine = rig.lend(A, 64, LATER);
+    let mine = rig.lend(A, 64, true);
     let done = rig.pool.complete(A, &[], NOW);
     rig.take(done, true);
-    let theirs = rig.lend(B, 64, LATER);
+    let theirs = rig.lend(B, 64, true);
     assert!(theirs.iter().all(|l| !Rig::ids(&mine).contains(&l.id)));
 }
 
@@ -167,7 +194,7 @@ fn memory_that_another_rank_maps_is_made_anew() {
 fn a_dead_ranks_memory_comes_back_and_a_strangers_is_made_anew() {
     for exited in [true, false] {
         let mut rig = Rig::new(128);
-        let (data, open) = (rig.lend(A, 64, LATER), rig.lend(A, 64, LATER));
+        let (data, open) = (rig.lend(A, 64, true), rig.lend(A, 64, true));
         let done = rig.pool.complete(A, &Rig::ids(&data), NOW);
         rig.take(done, true);
         assert!(!open.is_empty());
@@ -177,7 +204,7 @@ fn a_dead_ranks_memory_comes_back_and_a_strangers_is_made_anew() {
         }
         rig.take(done, true);
         rig.run();
-        let next = rig.lend(B, 64, LATER);
+        let next = rig.lend(B, 64, true);
         assert_eq!(Rig::ids(&next) == Rig::ids(&open), exited);
         let done = rig.pool.complete(B, &Rig::ids(&next), NOW);
         rig.take(done, true);
@@ -186,7 +213,7 @@ fn a_dead_ranks_memory_comes_back_and_a_strangers_is_made_anew() {
         let done = rig.pool.released(&Rig::ids(&data), NOW);
         rig.take(done, true);
         rig.run();
-        let last = rig.lend(B, 64, LATER);
+        let last = rig.lend(B, 64, true);
         assert_eq!(Rig::ids(&last) == Rig::ids(&data), exited);
     }
 }
@@ -201,10 +228,10 @@ fn reserved_memory_is_warm_and_mapped_before_it_is_needed() {
     let (_, ready) = rig.answered.remove(0);
     assert_eq!(ready.iter().map(|l| l.bytes).sum::<u64>(), 100);
     assert!(ready.iter().all(|l| l.fresh));
-    let lent = rig.lend(A, 100, LATER);
+    let lent = rig.lend(A, 100, true);
     assert!(lent.iter().all(|l| !l.fresh));
     // Others do not get it while there is room.
-    let theirs = rig.lend(B, 8, LATER);
+    let theirs = rig.lend(B, 8, true);
     assert!(theirs.iter().all(|l| l.fresh && !Rig::ids(&ready).contains(&l.id)));
     // A second reservation of the same size asks for nothing.
     let done = rig.pool.reserve(A, 100, LATER, NOW);
@@ -240,13 +267,15 @@ fn what_is_not_needed_any_more_is_given_back() {
 #[test]
 fn a_system_without_memory_is_not_asked_again_and_again() {
     let mut rig = Rig::new(64);
-    let done = rig.pool.lend(A, 64, LATER, NOW);
+    let done = rig.pool.lend(A, 64, (true, LATER), NOW);
     rig.take(done, true);
     let ids: Vec<ExtentId> = std::mem::take(&mut rig.growing).iter().map(|(id, _)| *id).collect();
     let done = rig.pool.not_grown(&ids, NOW);
     assert!(done.is_empty(), "it waits: {done:?}");
     let done = rig.pool.tick(LATER);
     assert_eq!(done, [Do::Full(A)]);
+    // Who asks anew makes it try anew.
+    assert!(!rig.lend(A, 64, true).is_empty());
 }
 
 #[derive(Clone, Debug)]
@@ -286,7 +315,7 @@ proptest! {
         let mut next = 4;
         for op in ops {
             let done = match op {
-                Op::Lend(c, bytes) => rig.pool.lend(conns[c as usize], bytes, LATER, NOW),
+                Op::Lend(c, bytes) => rig.pool.lend(conns[c as usize], bytes, (true, LATER), NOW),
                 Op::Reserve(c, bytes) => rig.pool.reserve(conns[c as usize], bytes, LATER, NOW),
                 Op::Complete(c, mask) => {
                     let conn = conns[c as usize];
