@@ -13,7 +13,7 @@ use stanchion_format::frame;
 use stanchion_format::limits::CLIENT_FRAME_BYTES_MAX;
 use stanchion_format::regions;
 use stanchion_mem::copy::Piece;
-use stanchion_mem::forked::{Forked, forked_copy_unchecked};
+use stanchion_mem::forked::{Forked, Manner, forked_copy_unchecked};
 use stanchion_mem::maps::{Judged, Span};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -72,6 +72,8 @@ impl Client {
                 let copies = child.is_some();
                 // Not asked for any more if this fails: it ends here.
                 self.snapshot(true, copies)?;
+                // All ranks are on their way again: no child was in the way of one of them.
+                child.iter().for_each(Forked::go);
                 self.children.all.extend(child);
                 Ok(begun)
             }
@@ -143,13 +145,16 @@ impl Client {
         let copied = frame::encode(KIND_REQUEST, &Request::Copied, CLIENT_FRAME_BYTES_MAX)
             .map_err(|cause| Error::Frame { verb: CALL, cause })?;
         let fd = link.descriptor(CALL)?;
-        let ready = Some((fd.as_fd(), copied.as_slice()));
+        let manner = Manner {
+            ready: Some((fd.as_fd(), copied.as_slice())),
+            bytes_per_s: self.settings().number("cow_bytes_per_s"),
+        };
         let ids = writer.extents();
         self.pool().inherit(&ids, true)?;
         // SAFETY: the sources are borrowed by our caller, so nobody changes them before this returns; the destinations
         // are extents that are lent to this rank, shared, now inherited, and nobody else's until the agent sees the
         // child's connection end.
-        let child = unsafe { forked_copy_unchecked(pieces, ready) };
+        let child = unsafe { forked_copy_unchecked(pieces, manner) };
         self.pool().inherit(&ids, false)?;
         child.map_err(|cause| Error::Fork { cause })
     }
