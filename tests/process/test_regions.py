@@ -5,14 +5,13 @@ heat2d_regions computes what heat2d does, to the bit; the references are those o
 
 import os
 import signal
-import time
 from functools import partial
 from pathlib import Path
 
 import test_damage
 import test_loss
 from harness import check, until
-from test_loss import ARGS, LONGER, RANKS, committed, protected, three_losses
+from test_loss import ARGS, RANKS, committed, protected, three_losses
 
 PROGRAM = "heat2d_regions"
 FILES = "*.stn"
@@ -375,6 +374,10 @@ def test_cow_a_pool_that_is_too_small(lab):
     run.same()
 
 
+# Children that take two seconds for what they copy.
+SLOW = dict(program=PROGRAM, mb=8, spares=0, steps_args=ARGS + COW, run_args=("--set", "cow_bytes_per_s=8M"))
+
+
 def parent_and_state(pid):
     try:
         state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
@@ -383,23 +386,20 @@ def parent_and_state(pid):
         return 0, ""
 
 
+def copying(ranks):
+    """The children of these processes."""
+    found = ((int(pid), parent_and_state(pid)) for pid in os.listdir("/proc") if pid.isdigit())
+    # One that has copied may wait to be reaped.
+    return [pid for pid, (parent, state) in found if parent in ranks and state not in "ZX"]
+
+
 def stopped_child(run, rank):
     """Stops the child of a rank while it copies; its pid, and the rank's."""
     pid = until(lambda: run.ranks().get(rank), 30, f"rank {rank} is known")
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        for child in sorted((int(p) for p in os.listdir("/proc") if p.isdigit()), reverse=True):
-            if parent_and_state(child)[0] != pid:
-                continue
-            try:
-                os.kill(child, signal.SIGSTOP)
-            except ProcessLookupError:
-                continue
-            time.sleep(0.01)
-            # One that has copied waits to be reaped.
-            if parent_and_state(child) == (pid, "T"):
-                return child, pid
-    raise AssertionError(f"rank {rank} has no child that copies")
+    child = until(lambda: copying([pid]), 60, f"rank {rank} has a child that copies")[0]
+    os.kill(child, signal.SIGSTOP)
+    until(lambda: parent_and_state(child) == (pid, "T"), 30, f"child {child} of rank {rank} is stopped")
+    return child, pid
 
 
 def number(event):
@@ -408,15 +408,14 @@ def number(event):
 
 def test_cow_a_child_dies(lab):
     # FM-P8, FM-P9: what it copied is dropped, the one before is there, and the job does not stop.
-    run = test_loss.heat(lab, program=PROGRAM, mb=32, spares=0, steps_args=LONGER + COW)
+    run = test_loss.heat(lab, **SLOW)
     at, _ = protected(run, committed(run, 0))
     child, _ = stopped_child(run, 3)
-    begun = run.all_events("began")[-1] if run.all_events("began") else None
-    time.sleep(0.5)
+    until(lambda: copying(run.ranks().values()) == [child], 60, "all other children are through")
     before = [number(e) for e in run.all_events("committed")]
     os.kill(child, signal.SIGKILL)
     at, dropped = run.wait_event("dropped", after=at)
-    check(number(dropped) > max(before), f"{dropped} was committed before its children had copied: {before}, {begun}")
+    check(number(dropped) > max(before), f"{dropped} was committed before its children had copied: {before}")
     check("copied its memory" in str(dropped), f"{dropped}")
     run.kill_rank(5)
     at, chosen = run.wait_event("restart_chosen", after=at)
@@ -427,11 +426,10 @@ def test_cow_a_child_dies(lab):
 
 def test_cow_a_rank_dies_while_its_child_copies(lab):
     # FM-P10: nothing of the one before is lost, and what the child still writes to is nobody else's.
-    run = test_loss.heat(lab, program=PROGRAM, mb=32, spares=0, steps_args=LONGER + COW)
+    run = test_loss.heat(lab, **SLOW)
     at, _ = protected(run, committed(run, 0))
     child, rank = stopped_child(run, 3)
     os.kill(rank, signal.SIGKILL)
-    time.sleep(0.02)
     try:
         os.kill(child, signal.SIGCONT)
     except ProcessLookupError:

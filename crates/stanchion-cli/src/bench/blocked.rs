@@ -328,6 +328,8 @@ fn cows(
                 begun = Some(client.checkpoint_cow("", FLAG_CHECKPOINT, &regions)?);
                 Ok(())
             })?);
+            // Who is back first must not take cores from who is not, as it does not in the other modes either.
+            client.barrier()?;
             times.behind[n].push(timed(|| {
                 rewrite(state, one_in);
                 Ok(())
