@@ -197,15 +197,14 @@ where
 
 /// Does what ranks write in memory go to the device of the cache?
 fn store_wanted(options: &AgentOptions) -> bool {
-    const TMPFS: i64 = 0x0102_1994;
-    const RAMFS: i64 = 0x8584_58f6;
+    const TMPFS: rustix::fs::FsWord = 0x0102_1994;
+    const RAMFS: rustix::fs::FsWord = 0x8584_58f6;
     match options.settings.text("cache_store") {
         "memory" => false,
         "segments" => true,
-        _ => rustix::fs::statfs(&options.cache).is_ok_and(|s| {
-            let kind = i64::from(s.f_type);
-            kind != TMPFS && kind != RAMFS
-        }),
+        _ => {
+            rustix::fs::statfs(&options.cache).is_ok_and(|s| s.f_type != TMPFS && s.f_type != RAMFS)
+        }
     }
 }
 

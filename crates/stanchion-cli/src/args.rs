@@ -286,7 +286,7 @@ pub struct AggregateArgs {
     /// Not the disk as it is
     #[arg(long)]
     pub no_plain: bool,
-    /// Not the files whose every call is durable when it returns
+    /// Not the files whose every call is durable when it returns (on the disk as it is): they take long
     #[arg(long)]
     pub no_dsync: bool,
     /// A setting of the job

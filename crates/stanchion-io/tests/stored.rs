@@ -40,6 +40,9 @@ impl Memory for Plain {
     }
 }
 
+/// A file, and what another one has of it: offsets and lengths.
+type Base<'a> = ((Key, &'a str), &'a [(u64, u64)]);
+
 /// A cache with a store, and what happened to its memory.
 struct Node {
     cache: Arc<Cache>,
@@ -78,13 +81,7 @@ impl Node {
 
     /// A rank completes a file of `data` in extents of its own; `base`: what it has of another one's (offset, bytes),
     /// each followed by its share of `data`.
-    fn keep(
-        &mut self,
-        key: Key,
-        path: &str,
-        data: &[u8],
-        base: Option<((Key, &str), &[(u64, u64)])>,
-    ) -> FileDecl {
+    fn keep(&mut self, key: Key, path: &str, data: &[u8], base: Option<Base<'_>>) -> FileDecl {
         let mut parts = Vec::new();
         let mut made = Vec::new();
         let mut size = data.len() as u64;

@@ -73,6 +73,9 @@ pub enum Lies {
     Store(Place),
 }
 
+/// Offsets and lengths.
+pub(super) type Ranges = Vec<(u64, u64)>;
+
 /// The chunk of the store that was read last.
 #[derive(Default)]
 pub(super) struct Last(Option<(Place, Vec<u8>)>);
@@ -221,7 +224,7 @@ impl Used {
     }
 
     /// Up to `max` bytes (one range at least) that are to be stored now, and the memory they are in.
-    pub(super) fn take(&self, max: u64) -> Option<(Arc<dyn Memory>, Vec<(u64, u64)>)> {
+    pub(super) fn take(&self, max: u64) -> Option<(Arc<dyn Memory>, Ranges)> {
         let mut state = self.writing();
         let memory = state.memory.clone()?;
         let mut ranges = Vec::new();

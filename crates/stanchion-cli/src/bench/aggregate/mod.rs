@@ -29,7 +29,7 @@ const FILES_GOAL: f64 = 2.62;
 /// The goal on the bare disk is for so many bytes.
 const BARE_BYTES: u64 = 2 << 30;
 /// Rounds that do not count: the store's segments and the pool come to be in them.
-pub(self) const ROUNDS_WARM: u32 = 2;
+const ROUNDS_WARM: u32 = 2;
 /// A measurement on a held device takes about so long, seconds.
 const HELD_SECONDS: u64 = 2;
 
@@ -100,7 +100,7 @@ pub(super) fn run(args: &AggregateArgs) -> Result<Exit, Failed> {
             let setup = Setup::new(args, name, streams, args.mb << 20);
             let mut scratch = Scratch(Vec::new());
             let work = scratch.add(&args.dir, "plain").or_exit(Exit::Storage)?;
-            let times = job(&setup, &work)?;
+            let times = job(&setup, &work, !args.no_dsync)?;
             let goal = if setup.bytes >= BARE_BYTES { Some(BARE_GOAL) } else { None };
             rows.extend(table(&setup, "plain disk", &times, goal));
         }
@@ -113,7 +113,7 @@ pub(super) fn run(args: &AggregateArgs) -> Result<Exit, Failed> {
             // Two checkpoints in the store, a file each, the raw file, and the file system's own.
             match Held::make(&work, setup.bytes * 5 + (1 << 30), rate * 1_000_000) {
                 Ok(held) => {
-                    let times = job(&setup, held.dir())?;
+                    let times = job(&setup, held.dir(), false)?;
                     rows.extend(table(&setup, &device, &times, Some(HELD_GOAL)));
                 }
                 Err(why) => {
@@ -130,7 +130,7 @@ pub(super) fn run(args: &AggregateArgs) -> Result<Exit, Failed> {
 }
 
 /// One job with its cache in `work`.
-fn job(setup: &Setup<'_>, work: &Path) -> Result<Vec<Times>, Failed> {
+fn job(setup: &Setup<'_>, work: &Path, dsync: bool) -> Result<Vec<Times>, Failed> {
     let args = setup.args;
     let me = std::env::current_exe()?;
     let bytes = serde_json::to_vec(&setup.streams).context("streams as JSON")?;
@@ -156,7 +156,7 @@ fn job(setup: &Setup<'_>, work: &Path) -> Result<Vec<Times>, Failed> {
         command.arg(name).arg(value);
     }
     command.arg("--work").arg(work);
-    if !args.no_dsync {
+    if dsync {
         command.arg("--dsync");
     }
     let log = work.join("log");
