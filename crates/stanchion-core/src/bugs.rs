@@ -40,6 +40,10 @@ pub enum Bug {
     LendMapped,
     /// FM-P3: extents of a dataset are free as soon as its rank has completed.
     FreeData,
+    /// FM-P9: an agent says that its part is copied before the children of its ranks have done it.
+    CommitUnfilled,
+    /// FM-P10: what a child writes to is free as soon as its rank is gone.
+    FreeChild,
 }
 
 /// Which bugs are switched on.

@@ -79,6 +79,8 @@ pub const BUGS: &[stanchion_core::bugs::Bug] = {
         EvictBeforeFlush,
         LendMapped,
         FreeData,
+        CommitUnfilled,
+        FreeChild,
     ]
 };
 

@@ -8,9 +8,11 @@
 //! - [`flush`]: the way to the prefix.
 //! - [`restore`]: making a slot whole, from caches or the prefix.
 //! - [`lend`]: the memory that ranks share with this agent.
+//! - [`fill`]: datasets that are copied behind the application.
 //! - [`orphan`]: what happens without a controller.
 
 mod coll;
+mod fill;
 mod flush;
 mod lend;
 mod orphan;
@@ -195,6 +197,7 @@ impl Dataset {
 enum TaskFor {
     MakeDirs(Key),
     Stat(Key, SlotId, u64),
+    FillStat(Key, SlotId),
     Digest(Key, SlotId),
     Encode(Key, SlotId, StripeId),
     Restore(Key, SlotId),
@@ -233,6 +236,7 @@ pub struct Agent {
     pool: Pool,
     /// Ranks that asked for room in vain since their last complete.
     lend_failed: BTreeSet<ConnId>,
+    fill: fill::Fill,
     /// When the pool was last looked through for what is not needed.
     pool_shrunk: Millis,
 }
@@ -263,6 +267,7 @@ impl Agent {
             probes: BTreeMap::new(),
             pool,
             lend_failed: BTreeSet::new(),
+            fill: fill::Fill::default(),
             pool_shrunk: now.mono,
         }
     }
@@ -279,7 +284,7 @@ impl Agent {
             AgentEvent::RankRequest { conn, request } => self.on_rank_request(conn, request),
             AgentEvent::RankGone { conn, exited } => {
                 self.on_rank_gone(conn);
-                self.lend_gone(conn, exited);
+                self.memory_gone(conn, exited);
             }
             AgentEvent::Grown { ids, there } => self.lend_grown(&ids, there),
             AgentEvent::Retired(ids) => self.lend_retired(&ids),
@@ -457,6 +462,7 @@ impl Agent {
             }
         }
         self.restore = restore::Restore::default();
+        self.fill.stop();
     }
 
     fn holdings(&self, epoch: Epoch, round: u32) -> Holdings {
@@ -573,6 +579,7 @@ impl Agent {
         match purpose {
             TaskFor::MakeDirs(key) => self.on_dirs_made(key, result),
             TaskFor::Stat(key, slot, seq) => self.on_stat_done(key, slot, seq, result),
+            TaskFor::FillStat(key, slot) => self.on_fill_stat(key, slot, result),
             TaskFor::Digest(key, slot) => self.on_digested(key, slot, result),
             TaskFor::Encode(key, slot, stripe) => self.on_encoded(key, slot, stripe, result),
             TaskFor::Restore(key, slot) => self.on_restore_task(key, slot, result),
