@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import harness  # noqa: E402
 
-MODULES = ["test_life", "test_loss", "test_damage", "test_regions", "test_scr", "test_bad_input", "test_network",
+MODULES = ["test_life", "test_loss", "test_damage", "test_regions", "test_store", "test_scr", "test_bad_input", "test_network",
            "test_cycles"]
 
 

@@ -14,10 +14,12 @@ use stanchion_core::bugs::Bugs;
 use stanchion_core::controller::{ControllerConfig, Purpose, Status};
 use stanchion_format::client::{Answer, Code, MemoryAt};
 use stanchion_format::config::Settings;
-use stanchion_format::ids::{AgentId, ExtentId, JobId, Key, PeerId, RankId, SlotId};
+use stanchion_format::ids::{AgentId, JobId, Key, PeerId, RankId, SlotId};
 use stanchion_format::limits::{EXTENTS_PER_ANSWER_MAX, PARTS_PER_ANSWER_MAX, TEXT_BYTES_MAX};
 use stanchion_format::peer::{AgentAddr, Msg, Severity, Trouble};
-use stanchion_io::cache::Cache;
+use stanchion_format::segment::SEGMENT_BYTES_MAX;
+use stanchion_io::cache::{Cache, Lies};
+use stanchion_io::store::{Store, StoreConfig};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -40,6 +42,10 @@ const RANK_EVENTS_MAX: usize = 1024;
 const END_DEADLINE: Duration = Duration::from_secs(5);
 /// At the end: for an orphans' controller in this process to tell the others.
 const LEAD_END_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Chunks of a segment of the store, and the least that it has, bytes.
+const SEGMENT_CHUNKS: u64 = 16;
+const SEGMENT_BYTES_LEAST: u64 = 64 << 20;
 
 /// What an agent is started with.
 #[derive(Debug)]
@@ -155,6 +161,18 @@ where
         // If nobody listens any more, the process is ending.
         let _ = freed.send(AgentEvent::Released(vec![id]));
     }));
+    let (trouble_to, trouble) = mpsc::unbounded_channel();
+    if store_wanted(&options) {
+        match open_store(&options, bytes_max) {
+            Ok(store) => {
+                info!(root = %store.root().display(), "checkpoints in memory go to segments: {}", store.facts());
+                let chunk = options.settings.number("chunk_bytes");
+                let told = Box::new(move |t: &Trouble| drop(trouble_to.send(t.clone())));
+                cache.use_store(Arc::new(store), chunk, told);
+            }
+            Err(trouble) => warn!(%trouble, "no store: checkpoints stay in memory"),
+        }
+    }
     let cache = Arc::new(cache);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -163,7 +181,8 @@ where
     let ended = runtime.block_on(async {
         let daemon = Daemon::start(&options, cache.clone(), (memory_to, memory), mind).await;
         match daemon {
-            Ok((daemon, sources, addr)) => {
+            Ok((daemon, mut sources, addr)) => {
+                sources.trouble = Some(trouble);
                 ready(ReadyInfo { addr, pid: std::process::id() });
                 daemon.serve(sources, terminate()).await
             }
@@ -174,6 +193,33 @@ where
     runtime.shutdown_background();
     cache.remove_all();
     ended
+}
+
+/// Does what ranks write in memory go to the device of the cache?
+fn store_wanted(options: &AgentOptions) -> bool {
+    const TMPFS: rustix::fs::FsWord = 0x0102_1994;
+    const RAMFS: rustix::fs::FsWord = 0x8584_58f6;
+    match options.settings.text("cache_store") {
+        "memory" => false,
+        "segments" => true,
+        _ => {
+            rustix::fs::statfs(&options.cache).is_ok_and(|s| s.f_type != TMPFS && s.f_type != RAMFS)
+        }
+    }
+}
+
+fn open_store(options: &AgentOptions, bytes_max: u64) -> Result<Store, Trouble> {
+    // Several agents may share a disk, and at the end all is removed: no larger than it must be to cost nothing.
+    let chunks = options.settings.number("chunk_bytes").saturating_mul(SEGMENT_CHUNKS);
+    let segment_bytes = chunks.clamp(SEGMENT_BYTES_LEAST, SEGMENT_BYTES_MAX);
+    // An agent that dies is its node's loss: nobody will look for what it wrote (FM-F2a).
+    let config = StoreConfig {
+        segment_bytes,
+        bytes_max: bytes_max.saturating_add(segment_bytes),
+        durable: false,
+        ..StoreConfig::default()
+    };
+    Store::open(&Cache::store_dir(&options.cache), config)
 }
 
 /// As many open files as the system allows: a link, a rank and a data connection are one each.
@@ -192,6 +238,8 @@ struct Sources {
     ranks: mpsc::Receiver<AgentEvent>,
     results: mpsc::UnboundedReceiver<Done>,
     memory: mpsc::UnboundedReceiver<AgentEvent>,
+    /// The store's.
+    trouble: Option<mpsc::UnboundedReceiver<Trouble>>,
 }
 
 /// What happens to the pool's memory: where it is told, and where it is heard.
@@ -214,6 +262,13 @@ struct Daemon<M> {
     heard: Arc<AtomicBool>,
     prefix: PathBuf,
     settings: Settings,
+}
+
+async fn next_trouble(from: &mut Option<mpsc::UnboundedReceiver<Trouble>>) -> Option<Trouble> {
+    match from {
+        Some(from) => from.recv().await,
+        None => None,
+    }
 }
 
 /// What a step asks of the loop.
@@ -245,6 +300,7 @@ impl<M: AgentMind> Daemon<M> {
             cache: cache.clone(),
             prefix: options.prefix.clone(),
             who: who.clone(),
+            durable: settings.flag("cache_durable"),
             io_threads: usize::try_from(settings.number("io_threads")).unwrap_or(1),
             connect: tuning.connect,
             stall: silence,
@@ -275,7 +331,9 @@ impl<M: AgentMind> Daemon<M> {
             prefix: options.prefix.clone(),
             settings,
         };
-        Ok((daemon, Sources { links: link_events, ranks: ranks_from, results, memory }, addr))
+        let sources =
+            Sources { links: link_events, ranks: ranks_from, results, memory, trouble: None };
+        Ok((daemon, sources, addr))
     }
 
     async fn serve(
@@ -294,6 +352,7 @@ impl<M: AgentMind> Daemon<M> {
                 Some(event) = from.ranks.recv() => self.step(event),
                 Some(done) = from.results.recv() => self.done(done),
                 Some(event) = from.memory.recv() => self.step(event),
+                Some(trouble) = next_trouble(&mut from.trouble) => self.store_trouble(&trouble),
                 led = async { self.lead.as_mut().expect("checked").await }, if self.lead.is_some() => {
                     self.lead = None;
                     match led {
@@ -390,6 +449,7 @@ impl<M: AgentMind> Daemon<M> {
                         warn!(%key, %rank, path = file.path, %cause, "a file in memory cannot be kept");
                     }
                 }
+                self.cache.store_kept();
             }
             AgentAction::OpenMemory { conn, key, slot, rank, path, from } => {
                 self.open_memory(conn, (key, slot, rank), &path, from);
@@ -428,21 +488,40 @@ impl<M: AgentMind> Daemon<M> {
 
     fn open_memory(&self, conn: ConnId, whose: (Key, SlotId, RankId), path: &str, from: u64) {
         let pieces = self.cache.pieces(whose, path, from, PARTS_PER_ANSWER_MAX);
-        let mut ids: Vec<ExtentId> = Vec::new();
+        // What one descriptor is enough for.
+        let same = |a: &Lies, b: &Lies| match (a, b) {
+            (Lies::Store(a), Lies::Store(b)) => a.segment == b.segment,
+            _ => a == b,
+        };
+        let mut all: Vec<Lies> = Vec::new();
         let mut parts = Vec::new();
-        for (id, offset, bytes) in pieces.unwrap_or_default() {
-            let known = ids.iter().position(|i| *i == id);
-            if known.is_none() && ids.len() >= EXTENTS_PER_ANSWER_MAX {
+        for (lies, offset, bytes) in pieces.unwrap_or_default() {
+            let known = all.iter().position(|l| same(l, &lies));
+            if known.is_none() && all.len() >= EXTENTS_PER_ANSWER_MAX {
                 break;
             }
             let fd = known.unwrap_or_else(|| {
-                ids.push(id);
-                ids.len() - 1
+                all.push(lies);
+                all.len() - 1
             });
             parts.push(MemoryAt { bytes, fd: fd as u32, offset });
         }
-        let fds = ids.iter().map(|id| self.pool.reader(*id)).collect();
+        let reader = |lies: &Lies| match lies {
+            Lies::Memory(id) => self.pool.reader(*id),
+            Lies::Store(place) => {
+                self.cache.reader(place).map_err(|t| std::io::Error::other(t.to_string()))
+            }
+        };
+        let fds = all.iter().map(reader).collect();
         self.answer_with(conn, Answer::Memory(parts), fds);
+    }
+
+    /// FM-T6: nothing is lost, and the user hears of it once.
+    fn store_trouble(&self, trouble: &Trouble) -> Flow {
+        let text =
+            format!("checkpoints stay in memory until the cache's disk works again: {trouble}");
+        self.log(Severity::Warn, text);
+        Flow::On
     }
 
     fn log(&self, severity: Severity, mut text: String) {

@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::{io, thread};
@@ -57,6 +58,14 @@ impl Memory for Shared {
 
     fn write(&self, offset: u64, bytes: &[u8]) {
         self.0.mapping().write(usize::try_from(offset).expect("within the extent"), bytes);
+    }
+
+    fn at(&self, offset: u64) -> Option<NonNull<u8>> {
+        let (offset, mapping) = (usize::try_from(offset).ok()?, self.0.mapping());
+        // Made by arithmetic on the address alone: whoever reads there has to say why he may.
+        (offset < mapping.len())
+            .then(|| NonNull::new(mapping.as_ptr().wrapping_add(offset)))
+            .flatten()
     }
 }
 

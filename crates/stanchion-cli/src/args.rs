@@ -240,6 +240,14 @@ pub struct BenchArgs {
 pub enum Bench {
     /// Time a program is blocked by a checkpoint of its own files, with Stanchion and without
     Routed(RoutedArgs),
+    /// Write checkpoints of many processes until they are durable: files, the pool, and raw direct writes
+    Aggregate(AggregateArgs),
+    /// The job of `bench aggregate`
+    #[command(hide = true)]
+    AggregateRanks(AggregateRankArgs),
+    /// A writer of it
+    #[command(hide = true)]
+    AggregateRank(AggregateRankArgs),
     /// Time a program is blocked by a checkpoint of its memory, beside what the copy alone costs
     Blocked(BlockedArgs),
     /// The job of `bench blocked`
@@ -248,6 +256,65 @@ pub enum Bench {
     /// A rank of it
     #[command(hide = true)]
     BlockedRank(BlockedRankArgs),
+}
+
+/// `stanchion bench aggregate`.
+#[derive(Debug, Args)]
+pub struct AggregateArgs {
+    /// A directory on the disk to be measured
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    pub dir: PathBuf,
+    /// Processes that write
+    #[arg(long, default_value_t = 8)]
+    pub writers: u32,
+    /// Size of a checkpoint of all of them on the disk as it is, MiB
+    #[arg(long, default_value_t = 2048)]
+    pub mb: u64,
+    /// Rounds that count; in each, every way of writing has its turn
+    #[arg(long, default_value_t = 9)]
+    pub repeats: u32,
+    /// Also on a loop device that is held to so many MB/s (as root). Several with commas
+    #[arg(long, value_name = "MB/S", value_delimiter = ',')]
+    pub held: Vec<u64>,
+    /// Also the calls that were recorded in these files (lines seq,t_us,offset,size,dur_us, perhaps gzipped), a
+    /// process each in turn
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub trace: Vec<PathBuf>,
+    /// Not the built-in stream, only the traces
+    #[arg(long, requires = "trace")]
+    pub only_traces: bool,
+    /// Not the disk as it is
+    #[arg(long)]
+    pub no_plain: bool,
+    /// Not the files whose every call is durable when it returns (on the disk as it is): they take long
+    #[arg(long)]
+    pub no_dsync: bool,
+    /// A setting of the job
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub set: Vec<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Exit with 1 if a goal is missed
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// Inside of `stanchion bench aggregate`.
+#[derive(Debug, Args)]
+pub struct AggregateRankArgs {
+    #[arg(long, default_value_t = 0)]
+    pub rank: u32,
+    #[arg(long)]
+    pub ranks: u32,
+    #[arg(long)]
+    pub copies: u64,
+    #[arg(long)]
+    pub repeats: u32,
+    #[arg(long)]
+    pub work: PathBuf,
+    #[arg(long)]
+    pub dsync: bool,
 }
 
 /// `stanchion bench blocked`.

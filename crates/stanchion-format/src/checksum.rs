@@ -17,6 +17,12 @@ pub fn crc64(bytes: &[u8]) -> Crc {
     Crc(crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes))
 }
 
+/// The checksum of two runs of bytes, one behind the other, from theirs; `bytes`: how long the second one is.
+pub fn joined(first: Crc, second: Crc, bytes: u64) -> Crc {
+    let kind = crc_fast::CrcAlgorithm::Crc64Nvme;
+    Crc(crc_fast::checksum_combine(kind, first.0, second.0, bytes))
+}
+
 /// The checksum of bytes that come one after another.
 #[derive(Clone, Debug)]
 pub struct Crc64(crc_fast::Digest);
@@ -63,5 +69,14 @@ mod tests {
             assert_eq!(crc.crc(), crc64(&bytes), "{step}");
         }
         assert_eq!(Crc64::new().crc(), crc64(&[]));
+    }
+
+    #[test]
+    fn two_checksums_are_joined_without_the_bytes() {
+        let bytes: Vec<u8> = (0..100_000u32).map(|i| (i * 31) as u8).collect();
+        for at in [0, 1, 8, 4096, 99_999, 100_000] {
+            let (a, b) = bytes.split_at(at);
+            assert_eq!(joined(crc64(a), crc64(b), b.len() as u64), crc64(&bytes), "{at}");
+        }
     }
 }

@@ -121,6 +121,24 @@ pub const SETTINGS: &[Setting] = &[
         "What a node's cache may hold; 0: what the device has.",
     ),
     row(
+        "cache_store",
+        None,
+        "auto",
+        Unit::Word(&["auto", "memory", "segments"]),
+        Scope::Launch,
+        "Where checkpoints of regions and streams are kept: in the pool (memory), or written from there to segment files \
+         in cache_dir, so that their memory serves the next one (segments). auto: segments where cache_dir is on a disk.",
+    ),
+    row(
+        "cache_durable",
+        None,
+        "0",
+        Unit::Bool,
+        Scope::Launch,
+        "1: a checkpoint counts as protected only when the node's own part is on its disk and synced: then it survives \
+         the power loss of its node, if its disk does.",
+    ),
+    row(
         "cache_datasets",
         Some("SCR_CACHE_SIZE"),
         "2",

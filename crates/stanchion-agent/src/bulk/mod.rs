@@ -13,7 +13,7 @@ mod work;
 
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 use std::{io, thread};
@@ -28,12 +28,15 @@ use tracing::{debug, error, warn};
 
 use crate::link::{Credentials, DataConn};
 use client::Clients;
-use queue::{Class, Next, Queue};
+use queue::{Class, IDLE, Next, Queue};
 use server::{Published, Server};
 use work::{LazyPrefix, Scratch, Tools};
 
 /// Threads at normal priority.
 const NORMAL_THREADS: usize = 2;
+/// Threads that write from memory to the store: while one makes checksums, the other waits for the device. A set of its
+/// own: a device that hangs holds up nothing else.
+const STORE_THREADS: usize = 2;
 
 /// What bulk threads need.
 #[derive(Debug)]
@@ -48,6 +51,8 @@ pub struct BulkConfig {
     pub who: Arc<Credentials>,
     /// Threads at lowered priority (the setting `io_threads`).
     pub io_threads: usize,
+    /// Is a dataset to be durable here before it counts as protected (the setting `cache_durable`)?
+    pub durable: bool,
     /// For a data connection to be made.
     pub connect: Duration,
     /// A peer that moves no byte for so long in mid-transfer is given up.
@@ -76,6 +81,7 @@ struct Inside {
     /// Tasks of another generation are void.
     generation: AtomicU64,
     results: mpsc::UnboundedSender<Done>,
+    stopping: AtomicBool,
     /// Threads that live.
     threads: Mutex<usize>,
     ended: Condvar,
@@ -92,7 +98,7 @@ fn lower_priority() {
 impl Bulk {
     /// Starts the threads. Ends of tasks go to `results`; there are never more than tasks.
     pub fn start(config: BulkConfig, results: mpsc::UnboundedSender<Done>) -> io::Result<Bulk> {
-        let BulkConfig { me, cache, prefix, who, io_threads, connect, stall } = config;
+        let BulkConfig { me, cache, prefix, who, io_threads, durable, connect, stall } = config;
         debug_assert_eq!(who.me, PeerId::Agent(me));
         let published = Arc::new(Published::default());
         let server = Arc::new(Server::new(cache.clone(), published.clone(), stall));
@@ -100,9 +106,10 @@ impl Bulk {
         let prefix = LazyPrefix::new(prefix);
         let inside = Arc::new(Inside {
             queue: Queue::default(),
-            tools: Tools { me, cache, prefix, published, clients },
+            tools: Tools { me, cache, prefix, published, clients, durable },
             generation: AtomicU64::new(0),
             results,
+            stopping: AtomicBool::new(false),
             threads: Mutex::new(0),
             ended: Condvar::new(),
         });
@@ -110,16 +117,20 @@ impl Bulk {
         let normal = std::iter::repeat_n((Class::Normal, "stn-bulk"), NORMAL_THREADS);
         let bulk = Bulk { inside, server };
         for (class, name) in low.chain(normal).chain([(Class::Quick, "stn-quick")]) {
-            bulk.spawn(class, name)?;
+            bulk.spawn(name, move |inside| inside.thread(class))?;
+        }
+        let stores = if bulk.inside.tools.cache.has_store() { STORE_THREADS } else { 0 };
+        for _ in 0..stores {
+            bulk.spawn("stn-store", Inside::store)?;
         }
         Ok(bulk)
     }
 
-    fn spawn(&self, class: Class, name: &str) -> io::Result<()> {
+    fn spawn(&self, name: &str, work: impl FnOnce(&Inside) + Send + 'static) -> io::Result<()> {
         let inside = self.inside.clone();
         *inside.threads.lock().expect("no thread panics while it holds this") += 1;
         let spawned = thread::Builder::new().name(name.into()).spawn(move || {
-            inside.thread(class);
+            work(&inside);
             *inside.threads.lock().expect("no thread panics while it holds this") -= 1;
             inside.ended.notify_all();
         });
@@ -183,7 +194,7 @@ impl Bulk {
     /// system that does not answer, say).
     pub fn stop(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
-        self.inside.queue.stop();
+        self.inside.stop();
         self.inside.generation.store(u64::MAX, Ordering::Relaxed);
         let served = self.server.stop(deadline);
         let mut threads = self.inside.threads.lock().expect("no thread panics while it holds this");
@@ -202,7 +213,7 @@ impl Bulk {
 
 impl Drop for Bulk {
     fn drop(&mut self) {
-        self.inside.queue.stop();
+        self.inside.stop();
         self.inside.generation.store(u64::MAX, Ordering::Relaxed);
         // Connections are closed; their threads end by themselves.
         self.server.stop(Instant::now());
@@ -210,6 +221,28 @@ impl Drop for Bulk {
 }
 
 impl Inside {
+    fn stop(&self) {
+        self.queue.stop();
+        self.stopping.store(true, Ordering::Relaxed);
+        self.tools.cache.store_stop();
+    }
+
+    /// Writes what ranks completed from memory to the store, behind everything else.
+    fn store(&self) {
+        lower_priority();
+        while !self.stopping.load(Ordering::Relaxed) {
+            if !self.tools.cache.store_wait(IDLE) {
+                continue;
+            }
+            let stored =
+                std::panic::catch_unwind(AssertUnwindSafe(|| self.tools.cache.store_some()));
+            if stored.is_err() {
+                // What it was about stays in memory for good.
+                error!("a bug: storing panicked");
+            }
+        }
+    }
+
     fn thread(&self, class: Class) {
         if class == Class::Low {
             lower_priority();

@@ -53,6 +53,7 @@ impl Node {
             prefix: dir.path().join("prefix"),
             who: who.clone(),
             io_threads: 2,
+            durable: false,
             connect: Duration::from_secs(5),
             stall: PATIENCE,
         };

@@ -50,6 +50,7 @@ pub(super) struct Tools {
     pub prefix: LazyPrefix,
     pub published: Arc<Published>,
     pub clients: Clients,
+    pub durable: bool,
 }
 
 /// The prefix, opened when it is first needed: a job without it goes on (FM-V6).
@@ -105,6 +106,10 @@ impl Tools {
             Work::Digest { key, slot, chunk_bytes, files } => {
                 let manifest = self.cache.digest(key, slot, chunk_bytes, &files, cancelled)?;
                 times.digest_us = micros(start);
+                if self.durable {
+                    self.cache.make_durable(key, slot, &files, cancelled)?;
+                    times.storage_us = micros(start).saturating_sub(times.digest_us);
+                }
                 return Ok(TaskResult::Digested(Box::new(manifest), times));
             }
             Work::Encode { key, slot, stripe, index, len, chunk_bytes, sources } => {

@@ -3,7 +3,7 @@
 //! Everything is measured in one job: its ranks take turns between a plain copy into warm shared memory, a
 //! checkpoint, and writes to files, all ranks at once. What counts is the slowest rank's time.
 
-use super::{Row, Scratch, fact, report, spread};
+use super::{Row, Scratch, Sense, fact, report, spread};
 use crate::args::{BlockedArgs, BlockedRankArgs};
 use crate::exit::{Exit, Failed, OrExit};
 use anyhow::{Context, anyhow};
@@ -126,8 +126,15 @@ fn incremental(how: &str, times: &[Times], pool: f64, goals: bool) -> Vec<Row> {
             value: s.median / pool,
             unit: "ratio",
             goal: goal(INCREMENTAL_GOAL),
+            sense: Sense::AtMost,
         },
-        Row { name: name("stored"), value: stored, unit: "ratio", goal: goal(STORED_GOAL) },
+        Row {
+            name: name("stored"),
+            value: stored,
+            unit: "ratio",
+            goal: goal(STORED_GOAL),
+            sense: Sense::AtMost,
+        },
     ]
 }
 
@@ -195,12 +202,14 @@ fn rows(args: &BlockedArgs, times: &[Times]) -> Vec<Row> {
         value: s.median,
         unit: "ratio",
         goal: Some(POOL_GOAL),
+        sense: Sense::AtMost,
     });
     rows.push(Row {
         name: "first checkpoint / later ones".into(),
         value: pool[0] / spread(&pool[1..]).median,
         unit: "ratio",
         goal: Some(FIRST_GOAL),
+        sense: Sense::AtMost,
     });
     rows
 }

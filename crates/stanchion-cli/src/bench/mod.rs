@@ -1,5 +1,6 @@
 //! `stanchion bench`: ratios against goals, measured side by side in one run.
 
+mod aggregate;
 mod blocked;
 mod routed;
 
@@ -13,6 +14,9 @@ use std::path::{Path, PathBuf};
 /// Runs a benchmark.
 pub fn bench(args: &BenchArgs) -> Result<Exit, Failed> {
     match &args.bench {
+        Bench::Aggregate(args) => aggregate::run(args),
+        Bench::AggregateRanks(args) => aggregate::ranks(args),
+        Bench::AggregateRank(args) => aggregate::rank(args),
         Bench::Routed(args) => routed::run(args),
         Bench::Blocked(args) => blocked::run(args),
         Bench::BlockedRanks(args) => blocked::ranks(args),
@@ -25,18 +29,34 @@ pub(super) struct Row {
     name: String,
     value: f64,
     unit: &'static str,
-    /// Holds if the value is at most this.
+    /// Holds if the value is at most this, or at least, as `sense` says.
     goal: Option<f64>,
+    sense: Sense,
+}
+
+/// Which values are good.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sense {
+    AtMost,
+    AtLeast,
 }
 
 impl Row {
     fn holds(&self) -> Option<bool> {
-        self.goal.map(|goal| self.value <= goal)
+        self.goal.map(|goal| match self.sense {
+            Sense::AtMost => self.value <= goal,
+            Sense::AtLeast => self.value >= goal,
+        })
     }
 }
 
+/// A row that holds if the value is at least the goal.
+pub(super) fn at_least(name: impl Into<String>, value: f64, unit: &'static str, goal: f64) -> Row {
+    Row { name: name.into(), value, unit, goal: Some(goal), sense: Sense::AtLeast }
+}
+
 pub(super) fn fact(name: impl Into<String>, value: f64, unit: &'static str) -> Row {
-    Row { name: name.into(), value, unit, goal: None }
+    Row { name: name.into(), value, unit, goal: None, sense: Sense::AtMost }
 }
 
 /// Directories of one benchmark, removed at its end.
@@ -85,7 +105,11 @@ pub(super) fn report(
         let list: Vec<Value> = rows
             .iter()
             .map(|r| {
-                json!({"name": r.name, "value": r.value, "unit": r.unit, "goal": r.goal, "holds": r.holds()})
+                let mut row = json!({"name": r.name, "value": r.value, "unit": r.unit, "goal": r.goal, "holds": r.holds()});
+                if r.sense == Sense::AtLeast {
+                    row["at_least"] = true.into();
+                }
+                row
             })
             .collect();
         out::print_json(&json!({
@@ -95,7 +119,10 @@ pub(super) fn report(
         let table = rows
             .iter()
             .map(|r| {
-                let goal = r.goal.map_or("-".into(), |g| format!("<= {g}"));
+                let goal = r.goal.map_or("-".into(), |g| match r.sense {
+                    Sense::AtMost => format!("<= {g}"),
+                    Sense::AtLeast => format!(">= {g}"),
+                });
                 let holds = r.holds().map_or("-", |h| if h { "yes" } else { "NO" });
                 vec![r.name.clone(), format!("{:.4}", r.value), r.unit.into(), goal, holds.into()]
             })

@@ -1,6 +1,6 @@
 //! `stanchion bench routed`: a program's own files.
 
-use super::{Row, Scratch, Spread, fact, report, spread};
+use super::{Row, Scratch, Sense, Spread, fact, report, spread};
 use crate::args::RoutedArgs;
 use crate::exit::{Exit, Failed, OrExit};
 use crate::out;
@@ -196,6 +196,7 @@ fn rows(runs: &[[Timing; 2]]) -> Vec<Row> {
         value,
         unit: "ratio",
         goal: Some(ROUTED_GOAL),
+        sense: Sense::AtMost,
     });
     rows
 }

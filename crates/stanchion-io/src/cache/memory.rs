@@ -3,21 +3,28 @@
 //!
 //! A file is a list of pieces of extents. Several files may have pieces of one extent: of a dataset that was
 //! written incrementally, what did not change is what its predecessor has. An extent is given back when the last
-//! file that has a piece of it is forgotten and nobody reads from it any more (FM-P3).
+//! file that has a piece of it is forgotten and nobody reads from it any more (FM-P3), or when all that files have of it
+//! is in the store ([`super::moving`]).
 
 use std::collections::HashMap;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::io::Errno;
+use stanchion_format::checksum::{Crc, joined};
 use stanchion_format::client::{MemoryFile, PartFrom};
 use stanchion_format::ids::{ExtentId, Key, RankId, SlotId};
 use stanchion_format::index::key_dir;
-use stanchion_format::peer::Cause;
+use stanchion_format::peer::{Cause, Trouble};
 
+use super::held::{Last, Lies, Used};
+use super::moving::Moves;
 use super::{Cache, rank_dir};
 use crate::fs::{self, Handle, Kind, Stat};
+use crate::store::{Place, Tag};
 
 /// Memory that is shared with other processes: bytes are copied in and out, whatever others do there.
 pub trait Memory: fmt::Debug + Send + Sync {
@@ -27,29 +34,15 @@ pub trait Memory: fmt::Debug + Send + Sync {
     fn read(&self, offset: u64, buf: &mut [u8]);
     /// Copies to `offset`; within the size.
     fn write(&self, offset: u64, bytes: &[u8]);
+    /// Where it is mapped, from `offset` on, for the kernel to write from.
+    fn at(&self, offset: u64) -> Option<NonNull<u8>> {
+        let _ = offset;
+        None
+    }
 }
 
 /// Called with each extent that no file has any more.
 pub type OnFreed = Box<dyn Fn(ExtentId) + Send + Sync>;
-
-/// An extent as long as a file or a reader has it.
-struct Used {
-    id: ExtentId,
-    memory: Arc<dyn Memory>,
-    freed: Arc<OnFreed>,
-}
-
-impl fmt::Debug for Used {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.id.fmt(f)
-    }
-}
-
-impl Drop for Used {
-    fn drop(&mut self) {
-        (self.freed)(self.id);
-    }
-}
 
 /// A piece of an extent as a piece of a file.
 #[derive(Clone, Debug)]
@@ -100,25 +93,53 @@ impl MemFile {
     }
 }
 
-#[derive(Debug)]
-struct MemHandle(Arc<MemFile>);
+struct MemHandle {
+    file: Arc<MemFile>,
+    last: Mutex<Last>,
+}
 
 impl Handle for MemHandle {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> fs::Result<usize> {
-        let len = buf.len();
-        Ok(self.0.walk(offset, len, |p, at, from, to| p.used.memory.read(at, &mut buf[from..to])))
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failed = Ok(());
+        let done = self.file.walk(offset, buf.len(), |p, at, from, to| {
+            if failed.is_ok() {
+                failed = p.used.read(at, &mut buf[from..to], &mut last);
+            }
+        });
+        failed.map(|()| done)
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> fs::Result<usize> {
-        let done = self
-            .0
-            .walk(offset, bytes.len(), |p, at, from, to| p.used.memory.write(at, &bytes[from..to]));
+        let mut failed = Ok(());
+        let done = self.file.walk(offset, bytes.len(), |p, at, from, to| {
+            if failed.is_ok() {
+                failed = p.used.write(at, &bytes[from..to]);
+            }
+        });
+        failed?;
         // It has the size it has.
         if done == 0 && !bytes.is_empty() { Err(Errno::FBIG) } else { Ok(done) }
     }
 
+    fn sum_at(&self, offset: u64, bytes: u64) -> Option<Crc> {
+        let mut sum = None;
+        let mut known = true;
+        let len = usize::try_from(bytes).ok()?;
+        let done = self.file.walk(offset, len, |p, at, from, to| {
+            let len = (to - from) as u64;
+            let next = if known { p.used.sum(at, len) } else { None };
+            match (next, sum) {
+                (Some(next), Some(before)) => sum = Some(joined(before, next, len)),
+                (Some(next), None) => sum = Some(next),
+                (None, _) => known = false,
+            }
+        });
+        sum.filter(|_| known && done == len)
+    }
+
     fn set_len(&self, bytes: u64) -> fs::Result<()> {
-        if bytes == self.0.bytes { Ok(()) } else { Err(Errno::INVAL) }
+        if bytes == self.file.bytes { Ok(()) } else { Err(Errno::INVAL) }
     }
 
     fn set_mode(&self, _mode: u32) -> fs::Result<()> {
@@ -131,7 +152,7 @@ impl Handle for MemHandle {
 
     fn stat(&self) -> fs::Result<Stat> {
         let uid = rustix::process::geteuid().as_raw();
-        Ok(Stat { kind: Kind::File, bytes: self.0.bytes, mode: 0o600, uid })
+        Ok(Stat { kind: Kind::File, bytes: self.file.bytes, mode: 0o600, uid })
     }
 }
 
@@ -139,12 +160,18 @@ impl Handle for MemHandle {
 pub(super) struct MemFiles {
     files: Mutex<Table>,
     freed: Arc<OnFreed>,
+    moves: Option<Arc<Moves>>,
 }
 
 #[derive(Default)]
 struct Table {
     files: HashMap<PathBuf, Arc<MemFile>>,
+    /// By the extent's number, as long as its memory is theirs.
     used: HashMap<ExtentId, Weak<Used>>,
+    /// Those of files that were taken over, and are not on their way to the store yet.
+    fresh: Vec<Arc<Used>>,
+    /// Of which ranks were told where in memory they are.
+    pinned: Vec<Weak<Used>>,
 }
 
 impl fmt::Debug for MemFiles {
@@ -155,7 +182,48 @@ impl fmt::Debug for MemFiles {
 
 impl MemFiles {
     pub(super) fn new(freed: OnFreed) -> MemFiles {
-        MemFiles { files: Mutex::default(), freed: Arc::new(freed) }
+        MemFiles { files: Mutex::default(), freed: Arc::new(freed), moves: None }
+    }
+
+    pub(super) fn use_moves(&mut self, moves: Arc<Moves>) {
+        self.moves = Some(moves);
+    }
+
+    pub(super) fn moves(&self) -> Option<&Arc<Moves>> {
+        self.moves.as_ref()
+    }
+
+    /// Gives an extent's memory back, if all of it is in the store.
+    pub(super) fn release(&self, used: &Arc<Used>) {
+        // First nobody finds it under its number any more, which is another one's when it is back.
+        let mut table = self.table();
+        let mine = table.used.get(&used.id).is_some_and(|u| u.as_ptr() == Arc::as_ptr(used));
+        if mine && used.is_clean() {
+            table.used.remove(&used.id);
+            // Within the lock: between a look-up and the file that comes of it there must be no release.
+            used.release();
+        }
+    }
+
+    /// All extents that files below a directory have pieces of.
+    pub(super) fn used_below(&self, dir: &Path) -> Vec<Arc<Used>> {
+        let table = self.table();
+        let files = table.files.iter().filter(|(path, _)| path.starts_with(dir));
+        let mut used: Vec<Arc<Used>> =
+            files.flat_map(|(_, file)| file.pieces.iter().map(|p| p.used.clone())).collect();
+        drop(table);
+        used.sort_by_key(|u| Arc::as_ptr(u).addr());
+        used.dedup_by_key(|u| Arc::as_ptr(u).addr());
+        used
+    }
+
+    /// Nobody reads any more what [`Cache::pieces`] told.
+    pub(super) fn unpin(&self) {
+        let pinned = std::mem::take(&mut self.table().pinned);
+        for used in pinned.iter().filter_map(Weak::upgrade) {
+            used.unpin();
+            self.release(&used);
+        }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -164,7 +232,7 @@ impl MemFiles {
 
     pub(super) fn open(&self, path: &Path) -> Option<Box<dyn Handle>> {
         let file = self.table().files.get(path).cloned()?;
-        Some(Box::new(MemHandle(file)))
+        Some(Box::new(MemHandle { file, last: Mutex::default() }))
     }
 
     /// Forgets files. They are dropped outside of the lock, since that calls out.
@@ -188,7 +256,7 @@ impl MemFiles {
 impl Cache {
     /// Who is to know which extents no file has any more. Before the first file.
     pub fn on_freed(&mut self, freed: OnFreed) {
-        self.memory = MemFiles::new(freed);
+        self.memory.freed = Arc::new(freed);
     }
 
     /// A rank's file is in memory from now on. `extent` gives the memory of an extent; each that the file names is
@@ -210,17 +278,22 @@ impl Cache {
         // Thousands of parts, mostly in order: the last extent and the place in the base are remembered.
         let mut last: Option<Arc<Used>> = None;
         let mut place = 0;
+        let tag = Tag { key, slot, rank, file: 0, offset: 0 };
+        let mut fresh: Vec<Arc<Used>> = Vec::new();
         for part in &file.parts {
             let found = match part.from {
                 PartFrom::Extent { id, offset } => {
                     let used = match &last {
                         Some(used) if used.id == id => Ok(used.clone()),
-                        _ => self.memory.used(&mut table, id, &extent),
+                        _ => self.memory.used(&mut table, id, tag, &extent),
                     };
                     last = used.as_ref().ok().cloned();
                     used.and_then(|used| {
                         let fits = offset.checked_add(part.bytes);
-                        let fits = fits.is_some_and(|end| end <= used.memory.bytes());
+                        let fits = fits.is_some_and(|end| end <= used.bytes);
+                        if fits && self.memory.wants(&used, offset, part.bytes, at) {
+                            fresh.push(used.clone());
+                        }
                         let piece = Piece { start: at, used, offset, bytes: part.bytes };
                         // The extent is noted even if the piece is wrong: it must come back.
                         pieces.push(piece);
@@ -247,6 +320,8 @@ impl Cache {
             None => table.files.insert(dir.join(&file.path), Arc::new(MemFile { bytes, pieces })),
             Some(_) => Some(Arc::new(MemFile { bytes: 0, pieces })),
         };
+        fresh.dedup_by_key(|u| Arc::as_ptr(u).addr());
+        table.fresh.append(&mut fresh);
         drop(table);
         drop(last);
         drop(old);
@@ -254,21 +329,46 @@ impl Cache {
         trouble.map_or(Ok(()), Err)
     }
 
-    /// The pieces of a file from `from` on, at most `max`: (extent, offset in it, bytes). `None`: it is not in memory.
+    /// All files that share extents are taken over: from now on they are on their way to the store.
+    pub fn store_kept(&self) {
+        let fresh = std::mem::take(&mut self.memory.table().fresh);
+        if let Some(moves) = self.memory.moves() {
+            fresh.iter().for_each(|used| moves.push(used));
+        }
+    }
+
+    /// A descriptor for other processes to read a chunk of the store through.
+    pub fn reader(&self, place: &Place) -> Result<OwnedFd, Trouble> {
+        let none = || Trouble::new(Cause::Missing).file(self.root().display().to_string());
+        self.memory.moves().ok_or_else(none)?.reader(place)
+    }
+
+    /// Where a file is from `from` on, in at most `max` pieces: what they lie in, the offset there, bytes. `None`: it is
+    /// neither in memory nor in the store. It stays there until the next dataset begins.
     pub fn pieces(
         &self,
         (key, slot, rank): (Key, SlotId, RankId),
         path: &str,
         from: u64,
         max: usize,
-    ) -> Option<Vec<(ExtentId, u64, u64)>> {
-        let file = self.memory.table().files.get(&rank_dir(key, slot, rank).join(path)).cloned()?;
+    ) -> Option<Vec<(Lies, u64, u64)>> {
+        let mut table = self.memory.table();
+        let file = table.files.get(&rank_dir(key, slot, rank).join(path)).cloned()?;
         let first = file.pieces.partition_point(|p| p.start + p.bytes <= from);
-        let piece = |p: &Piece| {
+        let mut pieces = Vec::new();
+        for p in &file.pieces[first..] {
             let skip = from.saturating_sub(p.start);
-            (p.used.id, p.offset + skip, p.bytes - skip)
-        };
-        Some(file.pieces.iter().skip(first).take(max).map(piece).collect())
+            let lies = p.used.lies(p.offset + skip, p.bytes - skip);
+            if self.memory.moves.is_some() && lies.iter().any(|l| matches!(l.0, Lies::Memory(_))) {
+                table.pinned.push(Arc::downgrade(&p.used));
+            }
+            pieces.extend(lies);
+            if pieces.len() >= max {
+                break;
+            }
+        }
+        pieces.truncate(max);
+        Some(pieces)
     }
 
     /// Forgets the files in memory of these datasets.
@@ -279,17 +379,28 @@ impl Cache {
 }
 
 impl MemFiles {
+    /// A file has a range of an extent, and has it from `start` on: it is to be stored in pieces of the file's chunks, so
+    /// that the checksums of those follow from the store's.
+    fn wants(&self, used: &Used, offset: u64, bytes: u64, start: u64) -> bool {
+        let chunk = self.moves.as_ref().map_or(1, |m| m.chunk_bytes());
+        used.want(offset, bytes, |done| chunk - (start + done) % chunk)
+    }
+
     fn used(
         &self,
         table: &mut Table,
         id: ExtentId,
+        tag: Tag,
         extent: impl Fn(ExtentId) -> Option<Arc<dyn Memory>>,
     ) -> Result<Arc<Used>, Cause> {
         if let Some(used) = table.used.get(&id).and_then(Weak::upgrade) {
             return Ok(used);
         }
         let memory = extent(id).ok_or(Cause::Missing)?;
-        let used = Arc::new(Used { id, memory, freed: self.freed.clone() });
+        // Within a dataset a chunk's name is its extent's number and its place there.
+        let tag = Tag { file: id.0 as u32, ..tag };
+        let (freed, moves) = (self.freed.clone(), self.moves.clone());
+        let used = Arc::new(Used::new(id, memory, tag, freed, moves));
         table.used.insert(id, Arc::downgrade(&used));
         Ok(used)
     }

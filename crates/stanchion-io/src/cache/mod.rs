@@ -4,6 +4,7 @@
 //! ROOT/KEY/sNNNNNN/rNNNNNN/...   the files of a slot's ranks, written by the ranks themselves
 //! ROOT/KEY/sNNNNNN/parity        parity that the slot keeps for its set, in places of one chunk
 //! ROOT/KEY/sNNNNNN/parity.sums   length and checksum of each place
+//! ROOT/store/seg.NNNNNN          chunks of files that were written in memory
 //! ```
 //!
 //! Nothing here is synced: the levels that a cache serves do not promise survival of power loss (FM-N1).
@@ -22,10 +23,15 @@ use memory::MemFiles;
 use usage::Usage;
 
 mod chunks;
+mod held;
 pub mod memory;
+mod moving;
 mod parity;
 mod usage;
 mod verify;
+
+pub use held::Lies;
+pub use moving::{OnTrouble, STORE_TRIES_MAX};
 
 /// One agent's cache directory.
 #[derive(Debug)]
@@ -79,6 +85,8 @@ impl Cache {
 
     /// Creates the ranks' directories of a new dataset.
     pub fn make_dirs(&self, key: Key, slot: SlotId, ranks: &[RankId]) -> Result<(), Trouble> {
+        // A dataset begins: nobody reads one any more to restart from it.
+        self.memory.unpin();
         for rank in ranks {
             let dir = rank_dir(key, slot, *rank);
             fs::make_dirs(&*self.fs, &dir, 0o700)
@@ -103,6 +111,7 @@ impl Cache {
     /// Removes everything, the directory included (FM-V4).
     pub fn remove_all(&self) {
         self.memory.remove(|_, _| true);
+        self.remove_store();
         let contents = fs::remove_contents(&*self.fs, Path::new(""));
         let done = contents.and_then(|()| match self.real {
             true => fs::gone_is_fine(rustix::fs::rmdir(&self.root)),

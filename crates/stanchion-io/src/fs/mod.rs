@@ -11,6 +11,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use rustix::io::Errno;
+use stanchion_format::checksum::Crc;
 
 mod posix;
 pub mod testing;
@@ -114,6 +115,11 @@ pub trait Handle: Send + Sync {
     }
     /// What it is now.
     fn stat(&self) -> Result<Stat>;
+    /// The checksum of a range, where it is known without reading the file.
+    fn sum_at(&self, offset: u64, bytes: u64) -> Option<Crc> {
+        let _ = (offset, bytes);
+        None
+    }
 }
 
 /// A directory and what is below it.

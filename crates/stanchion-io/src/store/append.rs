@@ -83,7 +83,12 @@ impl Store {
             }
             state.next().ok_or_else(|| Trouble::new(Cause::NoSpace).file(self.root_name()))?
         };
-        let before = match begin(&*self.fs, &*self.writer, &next, self.facts.direct) {
+        let before = match begin(
+            &*self.fs,
+            &*self.writer,
+            &next,
+            (self.facts.direct, self.config.durable),
+        ) {
             Ok(files) => self.state().made(&next, files.into()),
             Err(e) => {
                 self.state().not_made(&next, e);

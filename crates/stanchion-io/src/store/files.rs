@@ -55,10 +55,15 @@ impl Files {
 }
 
 /// Begins a life: from here on nothing of an earlier one counts, even if the machine stops (FM-T3).
-pub(super) fn begin(fs: &dyn Fs, writer: &dyn Writer, next: &Next, direct: bool) -> Result<Files> {
+pub(super) fn begin(
+    fs: &dyn Fs,
+    writer: &dyn Writer,
+    next: &Next,
+    (direct, durable): (bool, bool),
+) -> Result<Files> {
     let number = next.life.segment;
     if next.fresh {
-        let made = make(fs, number, next.bytes);
+        let made = make(fs, number, next.bytes, durable);
         if made.is_err() {
             // Gives back what space there was; an empty leftover is removed at the next start.
             let _ = fs.unlink(&path(number));
@@ -69,14 +74,19 @@ pub(super) fn begin(fs: &dyn Fs, writer: &dyn Writer, next: &Next, direct: bool)
     let mut block = Aligned::blocks(1);
     put_header(block.block(), next.life, next.bytes);
     write_block(writer, &files, &block, 0)?;
-    files.plain.sync_data()?;
+    if durable {
+        files.plain.sync_data()?;
+    }
     Ok(files)
 }
 
 /// A new file with its space: writes that do not make it longer need no lock of the file system's.
-fn make(fs: &dyn Fs, number: u32, bytes: u64) -> Result<()> {
+fn make(fs: &dyn Fs, number: u32, bytes: u64, durable: bool) -> Result<()> {
     let file = fs.open(&path(number), How::Create(0o600))?;
     file.reserve(bytes)?;
+    if !durable {
+        return Ok(());
+    }
     file.sync()?;
     fs.sync_dir(Path::new(""))
 }

@@ -10,10 +10,11 @@
 //! writing it. Where the system has no direct I/O or no io_uring, the same goes through the page cache or by
 //! blocking calls; [`Store::facts`] says so. The bytes are described in docs/format.md, "Segments".
 
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::io::retry_on_intr;
+use rustix::io::{Errno, retry_on_intr};
 use stanchion_format::checksum::{Crc, crc64};
 use stanchion_format::ids::Key;
 use stanchion_format::peer::{Cause, Trouble};
@@ -70,6 +71,9 @@ pub struct StoreConfig {
     pub depth: u32,
     /// Is what an earlier process left to be kept?
     pub keep: bool,
+    /// Is another process to find what this one wrote (FM-T2, FM-T3)? Otherwise nothing is synced but by
+    /// [`Store::sync`], and no segment gets an index.
+    pub durable: bool,
 }
 
 impl Default for StoreConfig {
@@ -81,6 +85,7 @@ impl Default for StoreConfig {
             writer: WriterKind::Auto,
             depth: 8,
             keep: false,
+            durable: true,
         }
     }
 }
@@ -209,6 +214,29 @@ impl Store {
         self.state().free(key);
     }
 
+    /// Forgets single chunks, as [`Store::free`] does all of a dataset.
+    pub fn forget(&self, places: &[Place]) {
+        self.state().forget_places(places);
+    }
+
+    /// A descriptor to read the segment of a chunk through, for another process; what is read is not verified.
+    /// The chunk must not be forgotten as long as it is used.
+    pub fn reader(&self, place: &Place) -> Result<OwnedFd, Trouble> {
+        let trouble = |cause| Trouble::new(cause).file(files::name(place.segment));
+        let files = match self.state().find(place) {
+            Some(segment) => segment.files.clone(),
+            None => return Err(trouble(Cause::Missing)),
+        };
+        let reader = || {
+            let files = self.reopened(place.segment, files)?;
+            let fd = files.plain.fd().ok_or(Errno::OPNOTSUPP)?;
+            let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+            let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+            rustix::fs::open(path, flags, rustix::fs::Mode::empty())
+        };
+        reader().map_err(|e| trouble(cause(e)))
+    }
+
     /// Reads a chunk, whole and verified (FM-T1). `buf` has its length; where it is aligned as
     /// [`Facts::memory_align`] says, past the page cache.
     pub fn read(&self, place: &Place, buf: &mut [u8]) -> Result<(), Trouble> {
@@ -292,6 +320,10 @@ impl Store {
 
     fn seal_segment(&self, life: Life) -> fs::Result<()> {
         let Some((bytes, entries, dirty)) = self.state().sealing(life) else { return Ok(()) };
+        if !self.config.durable {
+            self.state().sealed(life, false);
+            return Ok(());
+        }
         let seal = || {
             let files = self.reopened(life.segment, dirty.files.clone())?;
             let sync = files.plain.sync_data();

@@ -381,11 +381,19 @@ impl State {
 
     /// Forgets single chunks.
     pub(super) fn forget_places(&mut self, places: &[Place]) {
-        self.forget(|life, entry| {
-            places
-                .iter()
-                .any(|p| (p.segment, p.life, p.offset) == (life.segment, life.life, entry.at))
-        });
+        let mut places = places.to_vec();
+        places.sort_by_key(|p| (p.segment, p.offset));
+        for mine in places.chunk_by(|a, b| a.segment == b.segment) {
+            let number = mine[0].segment;
+            let Some(segment) = self.segments.get_mut(&number) else { continue };
+            let life = segment.life.life;
+            let listed = |e: &Entry| {
+                let found = mine.binary_search_by_key(&e.at, |p| p.offset);
+                found.is_ok_and(|n| mine[n].life == life)
+            };
+            segment.entries.retain(|e| !listed(e));
+            self.release(number);
+        }
     }
 
     fn forget(&mut self, mut which: impl FnMut(Life, &Entry) -> bool) {

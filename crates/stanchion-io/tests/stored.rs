@@ -1,0 +1,583 @@
+//! Files of datasets on their way from memory to the store: FM-T5, FM-T6, FM-T7, FM-F8, FM-F9, FM-S7.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use common::{CHUNK, bytes, go_on, key};
+use rustix::io::Errno;
+use stanchion_format::client::{MemoryFile, Part, PartFrom};
+use stanchion_format::ids::{ExtentId, Key, RankId, SlotId};
+use stanchion_format::manifest::{FileDecl, Manifest};
+use stanchion_format::peer::{Cause, Trouble};
+use stanchion_io::cache::memory::Memory;
+use stanchion_io::cache::{Cache, Lies, STORE_TRIES_MAX};
+use stanchion_io::fs::testing::{Fault, FaultyFs};
+use stanchion_io::fs::{self, Entry, Fs, Handle, How, Stat};
+use stanchion_io::store::{Store, StoreConfig, WriterKind};
+
+const SLOT: SlotId = SlotId(0);
+const RANK: RankId = RankId(0);
+const EXTENT: u64 = 4 * CHUNK as u64;
+
+#[derive(Debug)]
+struct Plain(Mutex<Vec<u8>>);
+
+impl Memory for Plain {
+    fn bytes(&self) -> u64 {
+        self.0.lock().unwrap().len() as u64
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) {
+        buf.copy_from_slice(&self.0.lock().unwrap()[offset as usize..][..buf.len()]);
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        self.0.lock().unwrap()[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+/// A file, and what another one has of it: offsets and lengths.
+type Base<'a> = ((Key, &'a str), &'a [(u64, u64)]);
+
+/// A cache with a store, and what happened to its memory.
+struct Node {
+    cache: Arc<Cache>,
+    disk: FaultyFs,
+    store: Arc<Store>,
+    freed: Arc<Mutex<Vec<ExtentId>>>,
+    told: Arc<Mutex<Vec<Trouble>>>,
+    next: u64,
+}
+
+impl Node {
+    fn new() -> Node {
+        Node::on(|disk| Arc::new(disk))
+    }
+
+    fn on(wrap: impl FnOnce(FaultyFs) -> Arc<dyn Fs>) -> Node {
+        let disk = FaultyFs::new();
+        let mut cache = Cache::on(Arc::new(FaultyFs::new()), Path::new("node"), 1 << 30).unwrap();
+        let freed: Arc<Mutex<Vec<ExtentId>>> = Arc::default();
+        let to = freed.clone();
+        cache.on_freed(Box::new(move |id| to.lock().unwrap().push(id)));
+        let config = StoreConfig {
+            segment_bytes: 128 << 10,
+            writer: WriterKind::Blocking,
+            durable: false,
+            ..StoreConfig::default()
+        };
+        let store = Store::on(wrap(disk.clone()), Path::new("store"), config).unwrap();
+        let store = Arc::new(store);
+        let told: Arc<Mutex<Vec<Trouble>>> = Arc::default();
+        let to = told.clone();
+        let tell = Box::new(move |t: &Trouble| to.lock().unwrap().push(t.clone()));
+        cache.use_store(store.clone(), CHUNK.into(), tell);
+        Node { cache: Arc::new(cache), disk, store, freed, told, next: 1 }
+    }
+
+    /// A rank completes a file of `data` in extents of its own; `base`: what it has of another one's (offset, bytes),
+    /// each followed by its share of `data`.
+    fn keep(&mut self, key: Key, path: &str, data: &[u8], base: Option<Base<'_>>) -> FileDecl {
+        let mut parts = Vec::new();
+        let mut made = Vec::new();
+        let mut size = data.len() as u64;
+        let skip = 64 * (self.next % 3);
+        for piece in data.chunks((EXTENT - skip) as usize) {
+            let id = ExtentId(self.next);
+            self.next += 1;
+            let mut memory = vec![0xee; EXTENT as usize];
+            memory[skip as usize..][..piece.len()].copy_from_slice(piece);
+            made.push((id, Arc::new(Plain(Mutex::new(memory))) as Arc<dyn Memory>));
+            parts.push(Part {
+                from: PartFrom::Extent { id, offset: skip },
+                bytes: piece.len() as u64,
+            });
+        }
+        for (offset, bytes) in base.map_or(&[][..], |(_, borrowed)| borrowed) {
+            parts.push(Part { from: PartFrom::Base { offset: *offset }, bytes: *bytes });
+            size += bytes;
+        }
+        let base = base.map(|((key, path), _)| (key, path.to_owned()));
+        let file = MemoryFile { path: path.into(), base, parts };
+        let extent = |id| made.iter().find(|(i, _)| *i == id).map(|(_, m)| m.clone());
+        self.cache.keep((key, SLOT, RANK), &file, size, extent).unwrap();
+        FileDecl { rank: RANK, path: path.into(), bytes: size }
+    }
+
+    fn store_all(&self) {
+        self.cache.store_kept();
+        while self.cache.store_some() {}
+    }
+
+    fn digest(&self, key: Key, decl: &FileDecl) -> Manifest {
+        self.cache.stat(key, SLOT, std::slice::from_ref(decl)).unwrap();
+        self.cache.digest(key, SLOT, CHUNK, std::slice::from_ref(decl), &go_on).unwrap()
+    }
+
+    /// The file as it is read, chunk by chunk.
+    fn read(&self, m: &Manifest) -> Vec<u8> {
+        let mut all = Vec::new();
+        let mut buf = Vec::new();
+        for chunk in 0..m.chunk_count() {
+            let crc = self.cache.read_chunk(m, chunk, &mut buf).unwrap();
+            assert_eq!(crc, m.chunk(chunk).unwrap().crc, "chunk {chunk}");
+            all.extend_from_slice(&buf);
+        }
+        all
+    }
+
+    fn freed(&self) -> BTreeSet<ExtentId> {
+        let freed = self.freed.lock().unwrap();
+        let set: BTreeSet<ExtentId> = freed.iter().copied().collect();
+        assert_eq!(set.len(), freed.len(), "an extent came back twice: {freed:?}");
+        set
+    }
+
+    fn assert_whole(&self, m: &Manifest, data: &[u8]) {
+        assert_eq!(self.cache.verify(m, &go_on), Ok((vec![], vec![])));
+        assert!(self.read(m) == data, "{} differs", m.files[0].path);
+    }
+}
+
+fn ids(range: std::ops::Range<u64>) -> BTreeSet<ExtentId> {
+    range.map(ExtentId).collect()
+}
+
+/// A file of some extents, the last one not full.
+fn data(seed: u64) -> Vec<u8> {
+    bytes(seed, 2 * EXTENT as usize + CHUNK as usize + 17)
+}
+
+#[test]
+fn what_is_stored_gives_its_memory_back_and_reads_the_same() {
+    // FM-T5
+    let mut node = Node::new();
+    let data = data(1);
+    let decl = node.keep(key(1), "a", &data, None);
+    let before = node.digest(key(1), &decl);
+    node.assert_whole(&before, &data);
+    assert!(node.freed().is_empty());
+    node.store_all();
+    assert_eq!(node.freed(), ids(1..4));
+    node.assert_whole(&before, &data);
+    // Nothing has to be read for a manifest: who stored it has summed it up.
+    node.disk.plan(0, Fault::Stuck(Errno::IO));
+    let ops = node.disk.ops();
+    assert_eq!(node.digest(key(1), &decl), before);
+    assert_eq!(node.disk.ops(), ops);
+    assert!(node.told.lock().unwrap().is_empty());
+}
+
+#[test]
+fn the_manifest_is_the_same_whoever_sums_first() {
+    let data = data(2);
+    let mut first = Node::new();
+    let decl = first.keep(key(1), "a", &data, None);
+    let summed = first.digest(key(1), &decl);
+    first.store_all();
+    let mut second = Node::new();
+    second.keep(key(1), "a", &data, None);
+    second.store_all();
+    assert_eq!(second.digest(key(1), &decl), summed);
+    first.assert_whole(&summed, &data);
+    second.assert_whole(&summed, &data);
+}
+
+#[test]
+fn files_that_share_extents_live_as_long_as_one_of_them() {
+    // FM-P3, FM-T7: an increment refers to what its predecessor stored, and outlives it.
+    let mut node = Node::new();
+    let old = data(3);
+    node.keep(key(1), "a", &old, None);
+    node.store_all();
+    let borrowed = [(5, 3 * u64::from(CHUNK)), (EXTENT + 100, 2000)];
+    let fresh = bytes(4, 5000);
+    let decl = node.keep(key(2), "a", &fresh, Some(((key(1), "a"), &borrowed)));
+    let mut whole = fresh.clone();
+    for (offset, len) in borrowed {
+        whole.extend_from_slice(&old[offset as usize..(offset + len) as usize]);
+    }
+    // Not even the predecessor's checksums are of its chunks.
+    let m = node.digest(key(2), &decl);
+    node.assert_whole(&m, &whole);
+    node.cache.evict(&[key(1)]);
+    node.assert_whole(&m, &whole);
+    node.store_all();
+    assert_eq!(node.freed(), ids(1..5));
+    node.assert_whole(&m, &whole);
+    assert!(node.store.list().iter().any(|(tag, _)| tag.key == key(1)));
+    node.cache.evict(&[key(2)]);
+    assert_eq!(node.store.list(), []);
+}
+
+#[test]
+fn a_segment_is_used_again_when_its_datasets_are_gone() {
+    let mut node = Node::new();
+    for no in 1..60 {
+        let data = data(no);
+        let decl = node.keep(key(no), "a", &data, None);
+        node.store_all();
+        let m = node.digest(key(no), &decl);
+        node.assert_whole(&m, &data);
+        if no > 2 {
+            node.cache.evict(&[key(no - 2)]);
+        }
+    }
+    let usage = node.store.usage();
+    assert!(usage.segments <= 4 && usage.dead == 0, "{usage:?}");
+    assert_eq!(node.freed().len() as u64, node.next - 1);
+}
+
+#[test]
+fn damage_in_a_segment_is_found_and_repaired() {
+    // FM-F9, FM-S7: in a chunk of the store lie parts of two chunks of the file, and the other way round.
+    let mut node = Node::new();
+    let data = data(5);
+    let decl = node.keep(key(1), "a", &data, None);
+    node.store_all();
+    let m = node.digest(key(1), &decl);
+    let mut repaired = 0;
+    for (_, place) in node.store.list() {
+        if !node.store.list().iter().any(|(_, p)| *p == place) {
+            // All that files had of it was repaired with its neighbour.
+            continue;
+        }
+        repaired += 1;
+        let at = (place.offset + u64::from(place.len) / 2) as usize;
+        node.disk.tamper(format!("seg.{:06}", place.segment), |file| file[at] ^= 1);
+        let (bad, files) = node.cache.verify(&m, &go_on).unwrap();
+        assert!(!bad.is_empty() && files == ["a"], "{place:?}: {bad:?} {files:?}");
+        for chunk in bad {
+            let at = m.chunk(chunk).unwrap();
+            let right = &data[at.offset as usize..][..at.len as usize];
+            node.cache.write_chunk(&m, chunk, right).unwrap();
+        }
+        node.assert_whole(&m, &data);
+    }
+    assert!(repaired > 3);
+    node.cache.evict(&[key(1)]);
+    assert_eq!(node.store.list(), []);
+}
+
+#[test]
+fn an_error_of_any_write_costs_no_byte() {
+    // FM-T6, FM-F8: at each operation of storing a dataset in turn, for good or once.
+    let faults = [
+        Fault::Once(Errno::NOSPC),
+        Fault::Once(Errno::IO),
+        Fault::Stuck(Errno::NOSPC),
+        Fault::Stuck(Errno::IO),
+        Fault::Torn,
+        Fault::Short,
+    ];
+    for fault in faults {
+        let mut nth = 0;
+        loop {
+            let mut node = Node::new();
+            let data = data(6);
+            let decl = node.keep(key(1), "a", &data, None);
+            node.cache.store_kept();
+            let before = node.disk.ops();
+            node.disk.plan(nth, fault);
+            for _ in 0..4 {
+                node.cache.store_some();
+            }
+            let met = node.disk.ops() > before + nth;
+            let (told, freed) = (node.told.lock().unwrap().len(), node.freed());
+            let stored = freed.len() == 3;
+            if let (Fault::Stuck(_), true) = (fault, met) {
+                assert!(!stored && told == 1, "{fault:?} at {nth}: {told} {freed:?}");
+            }
+            // Reading what is in memory needs no device.
+            if !stored {
+                let m = node.digest(key(1), &decl);
+                assert!(freed.is_empty() && node.read(&m) == data, "{fault:?} at {nth}");
+            }
+            node.disk.heal();
+            node.store_all();
+            assert_eq!(node.freed(), ids(1..4), "{fault:?} at {nth}");
+            let m = node.digest(key(1), &decl);
+            node.assert_whole(&m, &data);
+            if !met {
+                break;
+            }
+            nth += 1;
+        }
+        assert!(nth > 3, "{fault:?}: the fault met only {nth} operations");
+    }
+}
+
+#[test]
+fn an_error_of_any_write_is_told_where_data_must_be_durable() {
+    // FM-T4, FM-T6: whole and durable, or an error; and whole in memory then.
+    for errno in [Errno::NOSPC, Errno::IO] {
+        for stuck in [true, false] {
+            let fault = if stuck { Fault::Stuck(errno) } else { Fault::Once(errno) };
+            let (mut nth, mut errors) = (0, 0);
+            loop {
+                let mut node = Node::new();
+                let data = data(7);
+                let decl = node.keep(key(1), "a", &data, None);
+                node.cache.store_kept();
+                let before = node.disk.ops();
+                node.disk.plan(nth, fault);
+                for _ in 0..STORE_TRIES_MAX {
+                    node.cache.store_some();
+                }
+                let decls = std::slice::from_ref(&decl);
+                let durable = node.cache.make_durable(key(1), SLOT, decls, &go_on);
+                let met = node.disk.ops() > before + nth;
+                if let Err(trouble) = durable {
+                    let full = trouble.cause == Cause::NoSpace;
+                    assert_eq!(full, errno == Errno::NOSPC, "{trouble}");
+                    errors += 1;
+                }
+                node.disk.heal();
+                let m = node.digest(key(1), &decl);
+                node.assert_whole(&m, &data);
+                if !met {
+                    break;
+                }
+                nth += 1;
+            }
+            // The last operation is the sync: it changes nothing, so that a device which is stuck lets it pass; once,
+            // it is the only one that cannot be tried again.
+            assert!(
+                nth > 3 && errors == if stuck { nth - 1 } else { 1 },
+                "{fault:?}: {errors}, {nth}"
+            );
+        }
+    }
+}
+
+#[test]
+fn tries_are_bounded_and_pauses_grow() {
+    // FM-T6
+    let mut node = Node::new();
+    let data = data(8);
+    let decl = node.keep(key(1), "a", &data, None);
+    node.cache.store_kept();
+    assert!(node.cache.store_wait(Duration::ZERO));
+    node.disk.plan(0, Fault::Stuck(Errno::IO));
+    node.cache.store_some();
+    // The pause is on.
+    assert!(!node.cache.store_wait(Duration::from_millis(1)));
+    for _ in 0..STORE_TRIES_MAX {
+        node.cache.store_some();
+    }
+    node.disk.heal();
+    assert!(!node.cache.store_wait(Duration::from_millis(1)));
+    assert_eq!(node.told.lock().unwrap().len(), 1);
+    let m = node.digest(key(1), &decl);
+    node.assert_whole(&m, &data);
+    node.cache.evict(&[key(1)]);
+    assert_eq!(node.freed(), ids(1..4));
+}
+
+#[test]
+fn space_that_comes_back_ends_the_pause() {
+    // FM-T6
+    let mut node = Node::new();
+    node.keep(key(1), "a", &data(9), None);
+    node.store_all();
+    let used = node.store.usage().bytes;
+    node.disk.capacity(Some(used));
+    let long = bytes(10, used as usize);
+    let decl = node.keep(key(2), "a", &long, None);
+    node.cache.store_kept();
+    while node.told.lock().unwrap().is_empty() {
+        node.cache.store_some();
+    }
+    assert!(!node.cache.store_wait(Duration::ZERO));
+    node.disk.capacity(None);
+    node.cache.evict(&[key(1)]);
+    assert!(node.cache.store_wait(Duration::ZERO));
+    node.store_all();
+    assert_eq!(node.freed().len() as u64, node.next - 1);
+    let m = node.digest(key(2), &decl);
+    node.assert_whole(&m, &long);
+}
+
+#[test]
+fn what_ranks_were_told_to_read_in_memory_stays_there() {
+    // FM-P3: until the next dataset begins.
+    let mut node = Node::new();
+    let data = data(11);
+    let decl = node.keep(key(1), "a", &data, None);
+    let told = node.cache.pieces((key(1), SLOT, RANK), "a", 0, 1).unwrap();
+    let [(Lies::Memory(pinned), _, len)] = told[..] else { panic!("{told:?}") };
+    node.store_all();
+    assert_eq!(node.freed(), &ids(1..4) - &BTreeSet::from([pinned]));
+    // The rest is read where it is now: every byte once, in order.
+    let rest = node.cache.pieces((key(1), SLOT, RANK), "a", len, 100).unwrap();
+    assert!(rest.iter().all(|(lies, ..)| matches!(lies, Lies::Store(_))), "{rest:?}");
+    let mut read = data[..len as usize].to_vec();
+    for (lies, offset, len) in rest {
+        let Lies::Store(place) = lies else { unreachable!() };
+        node.disk.tamper(format!("seg.{:06}", place.segment), |file| {
+            read.extend_from_slice(&file[offset as usize..(offset + len) as usize]);
+        });
+    }
+    assert!(read == data);
+    node.cache.make_dirs(key(2), SLOT, &[RANK]).unwrap();
+    assert_eq!(node.freed(), ids(1..4));
+    let m = node.digest(key(1), &decl);
+    node.assert_whole(&m, &data);
+}
+
+/// A file system whose writes wait as long as its gate is shut.
+#[derive(Clone, Debug)]
+struct Gated(FaultyFs, Arc<Gate>);
+
+#[derive(Debug, Default)]
+struct Gate {
+    state: Mutex<(bool, usize)>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.1 += 1;
+        self.changed.notify_all();
+        while state.0 {
+            state = self.changed.wait(state).unwrap();
+        }
+        state.1 -= 1;
+    }
+
+    fn shut(&self, shut: bool) {
+        self.state.lock().unwrap().0 = shut;
+        self.changed.notify_all();
+    }
+
+    fn until_somebody_waits(&self) {
+        let mut state = self.state.lock().unwrap();
+        while state.1 == 0 {
+            state = self.changed.wait(state).unwrap();
+        }
+    }
+}
+
+struct GatedFile(Box<dyn Handle>, Arc<Gate>);
+
+impl Handle for GatedFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> fs::Result<usize> {
+        self.0.read_at(buf, offset)
+    }
+    fn write_at(&self, bytes: &[u8], offset: u64) -> fs::Result<usize> {
+        self.1.pass();
+        self.0.write_at(bytes, offset)
+    }
+    fn set_len(&self, bytes: u64) -> fs::Result<()> {
+        self.0.set_len(bytes)
+    }
+    fn set_mode(&self, mode: u32) -> fs::Result<()> {
+        self.0.set_mode(mode)
+    }
+    fn sync(&self) -> fs::Result<()> {
+        self.0.sync()
+    }
+    fn stat(&self) -> fs::Result<Stat> {
+        self.0.stat()
+    }
+}
+
+impl Fs for Gated {
+    fn open(&self, path: &Path, how: How) -> fs::Result<Box<dyn Handle>> {
+        Ok(Box::new(GatedFile(self.0.open(path, how)?, self.1.clone())))
+    }
+    fn stat(&self, path: &Path) -> fs::Result<Stat> {
+        self.0.stat(path)
+    }
+    fn list(&self, path: &Path) -> fs::Result<Vec<Entry>> {
+        self.0.list(path)
+    }
+    fn mkdir(&self, path: &Path, mode: u32) -> fs::Result<()> {
+        self.0.mkdir(path, mode)
+    }
+    fn rmdir(&self, path: &Path) -> fs::Result<()> {
+        self.0.rmdir(path)
+    }
+    fn unlink(&self, path: &Path) -> fs::Result<()> {
+        self.0.unlink(path)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> fs::Result<()> {
+        self.0.rename(from, to)
+    }
+    fn link(&self, from: &Path, to: &Path) -> fs::Result<()> {
+        self.0.link(from, to)
+    }
+    fn chmod(&self, path: &Path, mode: u32) -> fs::Result<()> {
+        self.0.chmod(path, mode)
+    }
+    fn sync_dir(&self, path: &Path) -> fs::Result<()> {
+        self.0.sync_dir(path)
+    }
+    fn free(&self) -> fs::Result<Option<u64>> {
+        self.0.free()
+    }
+}
+
+#[test]
+fn a_device_that_hangs_holds_up_only_who_writes_to_it() {
+    // FM-T6: as long as it hangs, datasets come, are read, repaired and go; then all is as it should be.
+    let gate: Arc<Gate> = Arc::default();
+    let mut node = Node::on(|disk| Arc::new(Gated(disk, gate.clone())));
+    let (first, second) = (data(12), data(13));
+    let decl = node.keep(key(1), "a", &first, None);
+    node.cache.store_kept();
+    gate.shut(true);
+    let cache = node.cache.clone();
+    let writer = std::thread::spawn(move || while cache.store_some() {});
+    gate.until_somebody_waits();
+    let m = node.digest(key(1), &decl);
+    node.assert_whole(&m, &first);
+    let at = m.chunk(1).unwrap();
+    let right = &first[at.offset as usize..][..at.len as usize];
+    node.cache.write_chunk(&m, 1, right).unwrap();
+    let other = node.keep(key(2), "a", &second, None);
+    node.cache.store_kept();
+    let m2 = node.digest(key(2), &other);
+    node.assert_whole(&m2, &second);
+    node.cache.evict(&[key(2)]);
+    // Only what is on its way is not back.
+    assert!(node.freed().is_superset(&ids(4..7)), "{:?}", node.freed());
+    gate.shut(false);
+    writer.join().unwrap();
+    node.store_all();
+    assert_eq!(node.freed(), ids(1..7));
+    node.assert_whole(&m, &first);
+}
+
+#[test]
+fn what_is_repaired_on_its_way_is_stored_as_repaired() {
+    // FM-T5, FM-S7
+    let gate: Arc<Gate> = Arc::default();
+    let mut node = Node::on(|disk| Arc::new(Gated(disk, gate.clone())));
+    let right = data(14);
+    let decl = node.keep(key(1), "a", &right, None);
+    let m = node.digest(key(1), &decl);
+    // The same file, but damaged in memory when it is taken on its way.
+    let mut node = Node::on(|disk| Arc::new(Gated(disk, gate.clone())));
+    let mut wrong = right.clone();
+    wrong[CHUNK as usize + 3] ^= 4;
+    node.keep(key(1), "a", &wrong, None);
+    node.cache.store_kept();
+    gate.shut(true);
+    let cache = node.cache.clone();
+    let writer = std::thread::spawn(move || while cache.store_some() {});
+    gate.until_somebody_waits();
+    assert_eq!(node.cache.verify(&m, &go_on).unwrap(), (vec![1], vec!["a".to_owned()]));
+    node.cache.write_chunk(&m, 1, &right[CHUNK as usize..2 * CHUNK as usize]).unwrap();
+    node.assert_whole(&m, &right);
+    gate.shut(false);
+    writer.join().unwrap();
+    assert_eq!(node.freed(), ids(1..4));
+    node.assert_whole(&m, &right);
+    assert_eq!(node.digest(key(1), &decl), m);
+}
