@@ -1,6 +1,7 @@
 //! `stanchion bench`: ratios against goals, measured side by side in one run.
 
 mod blocked;
+mod overhead;
 mod routed;
 
 use crate::args::{Bench, BenchArgs};
@@ -17,6 +18,9 @@ pub fn bench(args: &BenchArgs) -> Result<Exit, Failed> {
         Bench::Blocked(args) => blocked::run(args),
         Bench::BlockedRanks(args) => blocked::ranks(args),
         Bench::BlockedRank(args) => blocked::rank(args),
+        Bench::Overhead(args) => overhead::run(args),
+        Bench::OverheadRanks(args) => overhead::ranks(args),
+        Bench::OverheadRank(args) => overhead::rank(args),
     }
 }
 
