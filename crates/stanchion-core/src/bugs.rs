@@ -40,6 +40,8 @@ pub enum Bug {
     LendMapped,
     /// FM-P3: extents of a dataset are free as soon as its rank has completed.
     FreeData,
+    /// FM-S18: a full pool takes the newest dataset.
+    DropNewest,
 }
 
 /// Which bugs are switched on.

@@ -218,12 +218,15 @@ impl Inside {
         loop {
             match self.queue.next(class) {
                 Next::Job(job) => {
-                    let cancelled = || self.generation.load(Ordering::Relaxed) != job.generation;
+                    let void = || self.generation.load(Ordering::Relaxed) != job.generation;
+                    // What it works on may be wanted gone: a rank may wait for the room.
+                    let key = queue::key(&job.work);
+                    let cancelled = || void() || self.queue.goes(key);
                     let work = job.work.clone();
                     let result =
                         self.guarded(|| self.tools.perform(work, &mut scratch, &cancelled));
                     self.queue.done(&job);
-                    if !cancelled() {
+                    if !void() {
                         let generation = job.generation;
                         // If nobody listens any more, the process is ending.
                         let _ = self.results.send(Done { task: job.task, result, generation });

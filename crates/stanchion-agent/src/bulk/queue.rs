@@ -158,6 +158,11 @@ impl Queue {
         self.changed.notify_all();
     }
 
+    /// Is the dataset to be removed as soon as nothing works on it?
+    pub fn goes(&self, key: Key) -> bool {
+        self.state().evictions.contains(&key)
+    }
+
     pub fn done(&self, job: &Job) {
         let mut state = self.state();
         let key = key(&job.work);
@@ -205,8 +210,9 @@ impl State {
             Class::Normal => self
                 .take_from(|s| &mut s.normal, Duration::ZERO)
                 .or_else(|| self.take_from(|s| &mut s.low, LOW_AGE)),
+            // First what gives room back: a rank may wait for it.
             Class::Low => {
-                self.take_from(|s| &mut s.low, Duration::ZERO).or_else(|| self.take_eviction(None))
+                self.take_eviction(None).or_else(|| self.take_from(|s| &mut s.low, Duration::ZERO))
             }
         }
     }
@@ -303,6 +309,22 @@ mod tests {
         assert!(queue.state().take(Class::Quick).is_none());
         queue.evicted(key_of(7));
         assert_eq!(job(queue.state().take(Class::Quick)).task, TaskId(2));
+    }
+
+    #[test]
+    fn what_is_to_go_is_not_worked_on_and_goes_before_other_work() {
+        let queue = Queue::default();
+        assert!(queue.push(TaskId(1), abort(7)));
+        let under_way = job(queue.state().take(Class::Low));
+        assert!(queue.push(TaskId(2), abort(8)));
+        queue.evict(&[key_of(7)]);
+        assert!(queue.goes(key_of(7)) && !queue.goes(key_of(8)));
+        assert_eq!(job(queue.state().take(Class::Low)).task, TaskId(2));
+        assert!(queue.push(TaskId(3), abort(9)));
+        queue.done(&under_way);
+        let evict = queue.state().take(Class::Low);
+        assert!(matches!(evict, Some(Next::Evict(k)) if k == key_of(7)), "{evict:?}");
+        assert!(!queue.goes(key_of(7)));
     }
 
     #[test]

@@ -8,12 +8,14 @@
 //! - [`flush`]: the way to the prefix.
 //! - [`restore`]: making a slot whole, from caches or the prefix.
 //! - [`lend`]: the memory that ranks share with this agent.
+//! - [`pressure`]: what goes when that is full.
 //! - [`orphan`]: what happens without a controller.
 
 mod coll;
 mod flush;
 mod lend;
 mod orphan;
+mod pressure;
 mod protect;
 mod ranks;
 mod records;
@@ -233,6 +235,7 @@ pub struct Agent {
     pool: Pool,
     /// Ranks that asked for room in vain since their last complete.
     lend_failed: BTreeSet<ConnId>,
+    pressure: pressure::Pressure,
     /// When the pool was last looked through for what is not needed.
     pool_shrunk: Millis,
 }
@@ -263,6 +266,7 @@ impl Agent {
             probes: BTreeMap::new(),
             pool,
             lend_failed: BTreeSet::new(),
+            pressure: pressure::Pressure::default(),
             pool_shrunk: now.mono,
         }
     }
@@ -396,6 +400,7 @@ impl Agent {
             Msg::ManifestStored(inc, key, slot) if self.current(inc) => {
                 self.on_manifest_stored(from, key, slot);
             }
+            Msg::PoolFull(inc, seen) if self.current(inc) => self.make_room(seen),
             Msg::ManifestWanted(inc, key) if self.current(inc) => {
                 self.on_manifest_wanted(from, key);
             }
@@ -511,6 +516,7 @@ impl Agent {
         self.stop_work();
         self.colls.clear();
         self.records = records::Records::default();
+        self.pressure = pressure::Pressure::default();
         if !plan.keep_ranks {
             self.end_ranks();
         }
@@ -602,6 +608,7 @@ impl Agent {
         }
         self.tick_waits();
         self.tick_lend();
+        self.tick_pressure();
     }
 
     fn tick_probes(&mut self) {

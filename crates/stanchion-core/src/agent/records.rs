@@ -230,6 +230,7 @@ impl Agent {
             Record::FlushStart(key, attempt) => self.flush_started(key, attempt),
             Record::FlushPublish(key, attempt) => self.flush_publishing(key, attempt),
             Record::FlushAbort(key, attempt, trouble) => self.flush_aborted(key, attempt, trouble),
+            Record::Evict(key) => self.made_room(key),
             Record::Forget(key) => self.forget(key),
             Record::Settings(pairs) => {
                 if let Some(view) = &mut self.view {
@@ -332,7 +333,7 @@ impl Agent {
         self.remove(gone);
     }
 
-    fn remove(&mut self, gone: Vec<Key>) {
+    pub(super) fn remove(&mut self, gone: Vec<Key>) {
         if gone.is_empty() {
             return;
         }
