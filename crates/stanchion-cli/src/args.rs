@@ -256,6 +256,54 @@ pub enum Bench {
     /// A rank of it
     #[command(hide = true)]
     OverheadRank(OverheadRankArgs),
+    /// What the agent's shared memory costs: asking, making, copying cold and warm, waiting for it
+    Pool(PoolArgs),
+    /// The job of `bench pool`
+    #[command(hide = true)]
+    PoolRanks(PoolRankArgs),
+    /// A rank of it
+    #[command(hide = true)]
+    PoolRank(PoolRankArgs),
+}
+
+/// `stanchion bench pool`.
+#[derive(Debug, Args)]
+pub struct PoolArgs {
+    /// Ranks, at most: it is measured with 1, 2, 4 and so on
+    #[arg(long, default_value_t = 4)]
+    pub ranks: u32,
+    /// Memory of each, MiB
+    #[arg(long, default_value_t = 64)]
+    pub mb: u64,
+    /// Rounds
+    #[arg(long, default_value_t = 9)]
+    pub repeats: u32,
+    /// A directory for what the job needs
+    #[arg(long, value_name = "DIR", default_value = "/tmp")]
+    pub disk: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Exit with 1 if a goal is missed
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// Inside of `stanchion bench pool`.
+#[derive(Debug, Args)]
+pub struct PoolRankArgs {
+    #[arg(long, default_value_t = 0)]
+    pub rank: u32,
+    #[arg(long)]
+    pub ranks: u32,
+    #[arg(long)]
+    pub mb: u64,
+    #[arg(long)]
+    pub repeats: u32,
+    #[arg(long)]
+    pub full: bool,
+    #[arg(long)]
+    pub dir: PathBuf,
 }
 
 /// How a computing job makes its state safe.

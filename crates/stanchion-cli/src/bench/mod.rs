@@ -2,6 +2,7 @@
 
 mod blocked;
 mod overhead;
+mod pool;
 mod routed;
 
 use crate::args::{Bench, BenchArgs};
@@ -21,6 +22,9 @@ pub fn bench(args: &BenchArgs) -> Result<Exit, Failed> {
         Bench::Overhead(args) => overhead::run(args),
         Bench::OverheadRanks(args) => overhead::ranks(args),
         Bench::OverheadRank(args) => overhead::rank(args),
+        Bench::Pool(args) => pool::run(args),
+        Bench::PoolRanks(args) => pool::ranks(args),
+        Bench::PoolRank(args) => pool::rank(args),
     }
 }
 

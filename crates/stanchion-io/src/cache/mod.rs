@@ -27,6 +27,8 @@ mod parity;
 mod usage;
 mod verify;
 
+pub use chunks::OpenChunk;
+
 /// One agent's cache directory.
 #[derive(Debug)]
 pub struct Cache {
