@@ -13,7 +13,7 @@ mod work;
 
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 use std::{io, thread};
@@ -130,9 +130,9 @@ impl Bulk {
         Ok(())
     }
 
-    /// Queues a task; its end comes as [`Done`].
-    pub fn run(&self, task: TaskId, work: Work) {
-        if !self.inside.queue.push(task, work) {
+    /// Queues a task; its end comes as [`Done`]. `due`: from then on it is late, and goes on at normal priority.
+    pub fn run(&self, task: TaskId, work: Work, due: Option<Instant>) {
+        if !self.inside.queue.push(task, work, due) {
             warn!("a task is refused: too many wait");
             let trouble = Trouble::new(Cause::Os(rustix::io::Errno::AGAIN.raw_os_error()));
             let result = TaskResult::Failed { trouble, source: None };
@@ -221,10 +221,22 @@ impl Inside {
                     let void = || self.generation.load(Ordering::Relaxed) != job.generation;
                     // What it works on may be wanted gone: a rank may wait for the room.
                     let key = queue::key(&job.work);
-                    let cancelled = || void() || self.queue.goes(key);
+                    // Digests and parity can begin again; a flush has written too much by then.
+                    let again = matches!(job.work, Work::Digest { .. } | Work::Encode { .. });
+                    let late = AtomicBool::new(false);
+                    let starved = || {
+                        let now = class == Class::Low && again && job.late();
+                        late.fetch_or(now, Ordering::Relaxed) || now
+                    };
+                    let cancelled = || void() || self.queue.goes(key) || starved();
                     let work = job.work.clone();
                     let result =
                         self.guarded(|| self.tools.perform(work, &mut scratch, &cancelled));
+                    let failed = matches!(result, TaskResult::Failed { .. });
+                    if failed && late.load(Ordering::Relaxed) && !void() {
+                        self.queue.again(job);
+                        continue;
+                    }
                     self.queue.done(&job);
                     if !void() {
                         let generation = job.generation;

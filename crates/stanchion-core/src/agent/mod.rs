@@ -24,6 +24,7 @@ mod root;
 
 use crate::api::{AgentAction, AgentEvent, ConnId, Millis, Now, TaskResult, Work};
 use crate::bugs::{Bug, Bugs};
+use crate::pace::Pace;
 use crate::pool::Pool;
 use crate::tree::Tree;
 use stanchion_format::client::{FLAG_CHECKPOINT, FLAG_OUTPUT};
@@ -236,6 +237,7 @@ pub struct Agent {
     /// Ranks that asked for room in vain since their last complete.
     lend_failed: BTreeSet<ConnId>,
     pressure: pressure::Pressure,
+    pace: Pace,
     /// When the pool was last looked through for what is not needed.
     pool_shrunk: Millis,
 }
@@ -267,6 +269,7 @@ impl Agent {
             pool,
             lend_failed: BTreeSet::new(),
             pressure: pressure::Pressure::default(),
+            pace: Pace::default(),
             pool_shrunk: now.mono,
         }
     }
@@ -323,8 +326,16 @@ impl Agent {
     fn run(&mut self, purpose: TaskFor, work: Work) {
         let task = TaskId(self.next_task);
         self.next_task += 1;
+        let due = self.due(&purpose);
         self.tasks.insert(task, purpose);
-        self.out.push(AgentAction::Run { task, work });
+        self.out.push(AgentAction::Run { task, work, due });
+    }
+
+    /// When work on a dataset's redundancy is late.
+    fn due(&self, purpose: &TaskFor) -> Option<Millis> {
+        let (TaskFor::Digest(key, _) | TaskFor::Encode(key, ..)) = purpose else { return None };
+        let since = self.datasets.get(key)?.protect_since?;
+        Some(since.after(self.pace.patience()?))
     }
 
     fn settings(&self) -> &Settings {
@@ -517,6 +528,7 @@ impl Agent {
         self.colls.clear();
         self.records = records::Records::default();
         self.pressure = pressure::Pressure::default();
+        self.pace.interrupted();
         if !plan.keep_ranks {
             self.end_ranks();
         }

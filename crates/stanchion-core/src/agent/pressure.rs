@@ -10,14 +10,22 @@ use crate::bugs::Bug;
 use stanchion_format::ids::{Key, Level};
 use stanchion_format::peer::{CollId, Msg, Record, Report};
 
-/// After asking, and after a dataset went, its memory is on its way back: so long until the next asking, milliseconds.
+/// After asking, and after a dataset went, so long until the next asking, milliseconds.
 const ASK_AGAIN_MS: u64 = 1_000;
+/// Memory comes back piece by piece: with none for so long, all of it has come, milliseconds.
+const RETURNED_MS: u64 = 50;
+/// The root keeps in mind so long that somebody wants room, milliseconds.
+const WANTED_MS: u64 = 1_500;
 
 /// What is known of a full pool.
 #[derive(Debug, Default)]
 pub(super) struct Pressure {
     /// When this agent asked last, or a dataset went.
     asked: Option<Millis>,
+    /// Since then, the last piece of memory that came back.
+    returned: Option<Millis>,
+    /// The root: there was nothing to give; who asked had acted on records up to this one.
+    wanted: Option<(u64, Millis)>,
     /// The root: the last record that made room, and what goes by it.
     made: u64,
     gone: Option<Key>,
@@ -31,10 +39,11 @@ impl Agent {
             return;
         }
         let now = self.now.mono;
-        if self.pressure.asked.is_some_and(|at| now.since(at) < ASK_AGAIN_MS) {
+        let returned = self.pressure.returned.is_some_and(|at| now.since(at) >= RETURNED_MS);
+        if !returned && self.pressure.asked.is_some_and(|at| now.since(at) < ASK_AGAIN_MS) {
             return;
         }
-        self.pressure.asked = Some(now);
+        (self.pressure.asked, self.pressure.returned) = (Some(now), None);
         let seen = self.records.announced();
         if self.is_root() {
             self.make_room(seen);
@@ -49,11 +58,28 @@ impl Agent {
         if !self.is_root() || self.phase != Phase::Open || seen < self.pressure.made {
             return;
         }
-        if let Some(key) = self.dispensable() {
-            // Before it is issued: where there are no other agents, it is announced at once.
-            self.pressure.gone = Some(key);
-            self.pressure.made = self.issue(Record::Evict(key));
+        self.pressure.wanted = None;
+        let Some(key) = self.dispensable() else {
+            self.pressure.wanted = Some((seen, self.now.mono));
+            return;
+        };
+        // Before it is issued: where there are no other agents, it is announced at once.
+        self.pressure.gone = Some(key);
+        self.pressure.made = self.issue(Record::Evict(key));
+    }
+
+    /// Something changed that may make a dataset dispensable.
+    pub(super) fn room_still_wanted(&mut self) {
+        if let Some((seen, since)) = self.pressure.wanted
+            && self.now.mono.since(since) <= WANTED_MS
+        {
+            self.make_room(seen);
         }
+    }
+
+    /// Memory has come back.
+    pub(super) fn memory_returned(&mut self) {
+        self.pressure.returned = Some(self.now.mono);
     }
 
     /// What the job can do without: first what is older than the newest protected checkpoint and is there only because
@@ -93,7 +119,7 @@ impl Agent {
 
     /// Every agent knows that it goes.
     pub(super) fn made_room(&mut self, key: Key) {
-        self.pressure.asked = Some(self.now.mono);
+        (self.pressure.asked, self.pressure.returned) = (Some(self.now.mono), None);
         let Some(dataset) = self.datasets.get(&key) else { return };
         let protected = dataset.levels.contains(&Level::Protected);
         self.report(Report::Evicted { key, protected });

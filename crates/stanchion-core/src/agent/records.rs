@@ -256,6 +256,7 @@ impl Agent {
             let kth = dataset.is_checkpoint() && every > 0 && key.no.0.is_multiple_of(every);
             dataset.flush_wanted = dataset.is_output() || kth;
         }
+        self.pace.committed(now);
         self.root_committed(key);
         if self.bug(Bug::EvictBeforeProtected) {
             self.evict_older(key);
@@ -326,6 +327,7 @@ impl Agent {
             Some(*k) != restart && !d.flush.busy() && !waits && !d.protecting()
         });
         self.remove(gone);
+        self.room_still_wanted();
     }
 
     fn evict_older(&mut self, key: Key) {
