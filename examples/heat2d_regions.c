@@ -264,7 +264,10 @@ static uint32_t mode_flags(const struct options *o)
   if (strcmp(o->mode, "incremental") == 0) {
     return STN_INCREMENTAL;
   }
-  die("--mode: '%s' is none of copy, incremental and stream", o->mode);
+  if (strcmp(o->mode, "cow") == 0) {
+    return STN_COW;
+  }
+  die("--mode: '%s' is none of copy, cow, incremental and stream", o->mode);
 }
 
 static void checkpoint(struct state *s, const struct options *o)
@@ -308,7 +311,7 @@ static void checkpoint(struct state *s, const struct options *o)
 static const char usage[] =
     "usage: heat2d_regions [--nx N] [--ny N] [--steps N] [--every K] [--out FILE]\n"
     "                      [--ckpt-mb M] [--step-ms T] [--timing FILE]\n"
-    "                      [--mode copy|incremental|stream]\n"
+    "                      [--mode copy|cow|incremental|stream]\n"
     "                      [--die-at STEP [--die-rank R]]\n"
     "  --nx, --ny   columns and rows of the grid (256, 256)\n"
     "  --steps      steps in total, those before a restart included (200)\n"
@@ -317,8 +320,9 @@ static const char usage[] =
     "  --ckpt-mb    size of each rank's regions in MiB, filled with history\n"
     "  --step-ms    least time of a step in milliseconds\n"
     "  --timing     rank 0 writes what each checkpoint cost, as JSON\n"
-    "  --mode       a checkpoint copies all of the regions (copy), or what changed of\n"
-    "               them (incremental); or the same is written as a stream\n"
+    "  --mode       a checkpoint copies all of the regions (copy), behind the program\n"
+    "               (cow), or what changed of them (incremental); or the same is\n"
+    "               written as a stream\n"
     "  --die-at     rank R kills itself before it does this step, unless restarted\n";
 
 int main(int argc, char **argv)

@@ -98,6 +98,7 @@ extern "C" {
 #define STN_FLAG_OUTPUT (2u)     /* a result: it always goes to the prefix */
 
 /* How stn_checkpoint stores; combined with the flags above. */
+#define STN_COW (1u << 16)         /* copy behind the caller (copy-on-write) */
 #define STN_INCREMENTAL (1u << 17) /* copy only the pages that changed */
 
 /* What a dataset survives. */
@@ -220,6 +221,28 @@ int stn_unprotect(stn_ctx *ctx, uint64_t region_id);
  * every incremental_max-th are full. Each can be restarted from like any other.
  * No other thread may write to the regions during the call; memory that a device
  * writes to behind the kernel's back (RDMA) needs incremental_tracking = hash.
+ *
+ * With STN_COW it returns when all ranks have called it: the memory is that of this
+ * moment and may be changed, and a child process (fork) copies it behind the caller.
+ * The dataset is complete, and could be restarted from, only when all children have
+ * copied: stn_wait(ctx, no, STN_LEVEL_CACHED, ...) tells. If a child dies first, the
+ * dataset is dropped, the one before stays, and that wait fails with STN_ERR_LEVEL.
+ * The next begin and stn_finalize wait for it. A rank that dies meanwhile takes
+ * nothing with it that its child has not copied yet, unless the job is restarted at
+ * once. While the child copies, a first write to a page costs a copy of the page,
+ * and the process needs that much more memory.
+ * Buffers that MPI sends from and receives into may be in the regions: pages are
+ * this process's own, those that it changes are new ones. Memory that is registered
+ * with hardware must keep its pages; drivers say so (MADV_DONTFORK, as libibverbs
+ * does after ibv_fork_init), and such memory, shared memory and huge pages of
+ * hugetlbfs are copied before the call returns. (Looked at when the regions or their
+ * mappings change; memory on which MADV_DONTFORK is set later kills a child once,
+ * and MADV_WIPEONFORK must not be set later: a child would find zeros.) Hardware that writes to memory for
+ * which nobody said so is not seen: do not use STN_COW with that. Where no child
+ * can be had, all is copied before the call returns, and the job's log says why.
+ * The child is not reported to wait() or by SIGCHLD, and runs no atfork handlers.
+ * Not together with STN_INCREMENTAL.
+ *
  * All ranks give the same flags. Collective. */
 int stn_checkpoint(stn_ctx *ctx, const char *name, size_t name_len, uint32_t flags, uint64_t *no);
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import test_damage
 import test_loss
-from harness import check
+from harness import check, until
 from test_loss import ARGS, RANKS, committed, protected, three_losses
 
 PROGRAM = "heat2d_regions"
@@ -356,3 +356,116 @@ def test_stream_restart_from_the_prefix(lab):
     check(chosen["from_prefix"] and chosen["name"] == newest, f"{chosen}")
     again.finish()
     again.same()
+
+
+COW = ("--mode", "cow")
+
+
+def test_cow_undisturbed(lab):
+    # The program changes its memory while children copy it; what is stored is what it was.
+    run = heat(lab, spares=0, steps_args=ARGS + COW, run_args=("--flush-every", 3))
+    run.finish()
+    run.same()
+    check("at once" not in run.text, run.text[:3000])
+    lab.tool("verify", "--all", "--prefix", lab.prefix)
+
+
+def test_cow_a_node_dies_xor(lab):
+    # FM-L2
+    run = heat(lab, steps_args=ARGS + COW)
+    three_losses(run, lambda n: run.kill_node((2, 0, 7)[n]))
+
+
+def test_cow_a_rank_dies(lab):
+    # FM-L1, FM-P10: with or without a child that copies.
+    run = heat(lab, spares=0, steps_args=ARGS + COW)
+    three_losses(run, lambda n: run.kill_rank(3 + 4 * n))
+
+
+def test_cow_a_flipped_byte_in_the_pool(lab):
+    # FM-S7
+    run, at = damaged_in_pool(lab, [1], steps_args=ARGS + COW)
+    at, chosen = run.wait_event("restart_chosen", after=at)
+    check(chosen["dataset"], f"a restart from nothing: {chosen}")
+    at, done = run.wait_event("restore_done", after=at)
+    check(done["repaired_files"], f"no repair was reported: {done}")
+    run.finish()
+    run.same()
+
+
+def test_cow_a_pool_that_is_too_small(lab):
+    run = bare(lab, spares=0, steps_args=ARGS + COW, run_args=("--set", "pool_bytes_max=4K", "--set", "chunk_bytes=4K"))
+    run.finish()
+    run.same()
+
+
+# Children that take a second for what they copy.
+SLOW = dict(program=PROGRAM, mb=8, spares=0, steps_args=ARGS + COW, run_args=("--set", "cow_bytes_per_s=20M"))
+
+
+def parent_and_state(pid):
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        return int(parent), state
+    except (FileNotFoundError, ProcessLookupError):
+        return 0, ""
+
+
+def copying(ranks):
+    """The children of these processes."""
+    found = ((int(pid), parent_and_state(pid)) for pid in os.listdir("/proc") if pid.isdigit())
+    # One that has copied may wait to be reaped.
+    return [pid for pid, (parent, state) in found if parent in ranks and state not in "ZX"]
+
+
+def stopped_child(run, rank):
+    """Stops the child of a rank while it copies; its pid, and the rank's."""
+    pid = until(lambda: run.ranks().get(rank), 30, f"rank {rank} is known")
+    child = until(lambda: copying([pid]), 60, f"rank {rank} has a child that copies")[0]
+    os.kill(child, signal.SIGSTOP)
+    until(lambda: parent_and_state(child) == (pid, "T"), 30, f"child {child} of rank {rank} is stopped")
+    return child, pid
+
+
+def number(event):
+    return (event.get("dataset") or event)["number"]
+
+
+def test_cow_a_child_dies(lab):
+    # FM-P8, FM-P9: what it copied is dropped, the one before is there, and the job does not stop.
+    run = test_loss.heat(lab, **SLOW)
+    at, _ = protected(run, committed(run, 0))
+    child, _ = stopped_child(run, 3)
+    until(lambda: copying(run.ranks().values()) == [child], 60, "all other children are through")
+    before = [number(e) for e in run.all_events("committed")]
+    os.kill(child, signal.SIGKILL)
+    at, dropped = run.wait_event("dropped", after=at)
+    check(number(dropped) > max(before), f"{dropped} was committed before its children had copied: {before}")
+    check("copied its memory" in str(dropped), f"{dropped}")
+    run.kill_rank(5)
+    at, chosen = run.wait_event("restart_chosen", after=at)
+    check(chosen["dataset"] and number(chosen) != number(dropped), f"{chosen} after {dropped}")
+    run.finish()
+    run.same()
+
+
+def test_cow_a_rank_dies_while_its_child_copies(lab):
+    # FM-P10: nothing of the one before is lost, and what the child still writes to is nobody else's.
+    run = test_loss.heat(lab, **SLOW)
+    at, _ = protected(run, committed(run, 0))
+    child, rank = stopped_child(run, 3)
+    os.kill(rank, signal.SIGKILL)
+    try:
+        os.kill(child, signal.SIGCONT)
+    except ProcessLookupError:
+        pass  # the runner ends what descends from it
+    at, chosen = run.wait_event("restart_chosen", after=at)
+    check(chosen["dataset"], f"a restart from nothing: {chosen}")
+    run.finish()
+    run.same()
+
+
+for _name, _fn in list(globals().items()):
+    if _name.startswith("test_cow_"):
+        _fn.seconds = 240
+del _name, _fn

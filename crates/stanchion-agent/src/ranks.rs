@@ -96,6 +96,8 @@ struct Conn {
     pidfd: Option<Arc<OwnedFd>>,
     /// Where the outstanding request waits; descriptors that go with the answer.
     answer: Option<oneshot::Sender<(Answer, Vec<OwnedFd>)>>,
+    /// A child of the process holds the other end, and it alone.
+    child: bool,
     end: Arc<Notify>,
 }
 
@@ -134,7 +136,8 @@ impl Ranks {
         let table = self.inside.table();
         for (id, conn) in &table.conns {
             if conns.is_empty() || conns.contains(id) {
-                if let Some(pidfd) = &conn.pidfd
+                // A child sees that its agent hangs up.
+                if let Some(pidfd) = conn.pidfd.as_ref().filter(|_| !conn.child)
                     && let Err(error) = pidfd_send_signal(pidfd, Signal::KILL)
                     && error != rustix::io::Errno::SRCH
                 {
@@ -178,6 +181,10 @@ fn check_directory(dir: &Path, uid: u32) -> Result<(), RanksError> {
 impl Inside {
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().expect("no thread panics while it holds the table")
+    }
+
+    fn is_child(&self, id: ConnId) -> bool {
+        self.table().conns.get(&id).is_some_and(|c| c.child)
     }
 }
 
@@ -248,7 +255,9 @@ fn admit(inside: &Arc<Inside>, stream: UnixStream, pidfd: Option<Arc<OwnedFd>>) 
     table.next += 1;
     let id = ConnId(table.next);
     let end = Arc::new(Notify::new());
-    table.conns.insert(id, Conn { pidfd: pidfd.clone(), answer: None, end: end.clone() });
+    table
+        .conns
+        .insert(id, Conn { pidfd: pidfd.clone(), answer: None, child: false, end: end.clone() });
     tokio::spawn(connection(inside.clone(), id, stream, pidfd, end));
 }
 
@@ -262,7 +271,7 @@ async fn connection(
 ) {
     let why = tokio::select! {
         why = serve(&inside, id, &mut stream) => why.err().unwrap_or(Closed::Exited),
-        () = exited(pidfd.clone()) => Closed::Exited,
+        () = exited(pidfd.clone(), || inside.is_child(id)) => Closed::Exited,
         () = end.notified() => Closed::Ended,
     };
     debug!(conn = id.0, %why, "a rank's connection ends");
@@ -273,10 +282,21 @@ async fn connection(
         let told = send(&mut stream, &answer, &[]);
         let _ = tokio::time::timeout(KILL_DEADLINE, told).await;
     }
+    if inside.is_child(id) {
+        let exited = tokio::time::timeout(KILL_DEADLINE, child_gone(&mut stream)).await.is_ok();
+        if !exited {
+            warn!(conn = id.0, "a rank's child was told to end and is still there");
+        }
+        drop(stream);
+        inside.table().conns.remove(&id);
+        // If nobody listens any more, the process is ending.
+        let _ = inside.events.send(AgentEvent::RankGone { conn: id, exited }).await;
+        return;
+    }
     drop(stream);
-    let (known, gone) = (pidfd.is_some(), exited(pidfd.clone()));
+    let (known, gone) = (pidfd.is_some(), exited(pidfd.clone(), || false));
     if matches!(why, Closed::Ended) && pidfd.is_some() {
-        let gone = tokio::time::timeout(KILL_DEADLINE, exited(pidfd)).await;
+        let gone = tokio::time::timeout(KILL_DEADLINE, exited(pidfd, || false)).await;
         if gone.is_err() {
             warn!(conn = id.0, "a rank that was killed is still there: it hangs in the kernel");
         }
@@ -288,15 +308,24 @@ async fn connection(
     let _ = inside.events.send(AgentEvent::RankGone { conn: id, exited }).await;
 }
 
-/// Ends when the process does; never for one that cannot be named.
-async fn exited(pidfd: Option<Arc<OwnedFd>>) {
+/// Tells a child to end and waits until it has: when its end of the connection closes, its mappings are gone.
+async fn child_gone(stream: &mut UnixStream) {
+    let _ = stream.shutdown().await;
+    let mut rest = [0u8; 256];
+    while matches!(stream.read(&mut rest).await, Ok(1..)) {}
+}
+
+/// Ends when the process does; never for one that cannot be named, or whose child then holds the connection.
+async fn exited(pidfd: Option<Arc<OwnedFd>>, left: impl Fn() -> bool) {
     if let Some(pidfd) = pidfd {
         // SAFETY: the Arc keeps the descriptor open and the same for as long as the AsyncFd lives.
         let watched = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) };
         if let Ok(watched) = watched {
             // A pidfd becomes readable when its process ends, and stays so.
             let _ = watched.readable().await;
-            return;
+            if !left() {
+                return;
+            }
         }
     }
     std::future::pending().await
@@ -306,7 +335,10 @@ async fn serve(inside: &Inside, id: ConnId, stream: &mut UnixStream) -> Result<(
     while let Some(request) = receive(stream).await? {
         let (tell, answer) = oneshot::channel();
         match inside.table().conns.get_mut(&id) {
-            Some(conn) => conn.answer = Some(tell),
+            Some(conn) => {
+                conn.answer = Some(tell);
+                conn.child |= matches!(request, Request::Attach { .. });
+            }
             None => return Err(Closed::Ended),
         }
         if inside.events.send(AgentEvent::RankRequest { conn: id, request }).await.is_err() {

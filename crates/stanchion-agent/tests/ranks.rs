@@ -12,6 +12,7 @@ use stanchion_agent::ranks::{Ranks, RanksError, SOCKET_PATH_BYTES_MAX};
 use stanchion_core::api::{AgentEvent, ConnId};
 use stanchion_format::client::{Answer, Code, KIND_REQUEST, Request};
 use stanchion_format::frame;
+use stanchion_format::ids::RankId;
 use stanchion_format::limits::CLIENT_FRAME_BYTES_MAX;
 use tokio::sync::mpsc::{Receiver, channel};
 
@@ -293,4 +294,33 @@ async fn a_rank_is_gone_when_its_process_is_though_its_child_holds_the_socket() 
     child.wait().unwrap();
     rustix::process::test_kill_process(heir).expect("the heir lives");
     rustix::process::kill_process(heir, rustix::process::Signal::KILL).unwrap();
+}
+
+#[tokio::test]
+async fn the_connection_of_a_child_ends_with_the_child() {
+    // FM-P10. The process that connected is this one: it is not ended in place of its child.
+    let mut f = fixture();
+    let (got, ready) = tokio::sync::oneshot::channel();
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    let child = client(&f.socket, move |mut stream| {
+        ask(&mut stream, &Request::Attach { rank: RankId(0) });
+        assert_eq!(answer(&mut stream), Answer::Ok);
+        got.send(()).unwrap();
+        // It is told to end, and takes its time.
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+        wait.recv().unwrap();
+    });
+    let (conn, request) = f.request().await;
+    assert_eq!(request, Request::Attach { rank: RankId(0) });
+    f.ranks.answer(conn, Answer::Ok, Vec::new());
+    ready.await.unwrap();
+    f.ranks.end(&[conn]);
+    let early = tokio::time::timeout(Duration::from_millis(300), f.events.recv()).await;
+    assert!(early.is_err(), "{early:?}");
+    go.send(()).unwrap();
+    match f.next().await {
+        AgentEvent::RankGone { conn: gone, exited } => assert_eq!((gone, exited), (conn, true)),
+        other => panic!("an end is expected, not {other:?}"),
+    }
+    child.join().unwrap();
 }

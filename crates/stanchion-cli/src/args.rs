@@ -317,6 +317,8 @@ pub enum Way {
     Pool,
     /// Through the pool, and every checkpoint is flushed to the disk
     Flush,
+    /// Through the pool, copied behind the ranks
+    Cow,
     /// Through the pool, only what changed
     Incremental,
 }
@@ -329,6 +331,7 @@ impl Way {
             Way::Files => "files",
             Way::Pool => "pool",
             Way::Flush => "flush",
+            Way::Cow => "cow",
             Way::Incremental => "incremental",
         }
     }
@@ -340,6 +343,7 @@ impl Way {
             Way::Files => "files in place, fsync",
             Way::Pool => "interleaved, caches",
             Way::Flush => "interleaved, to disk",
+            Way::Cow => "copy-on-write, caches",
             Way::Incremental => "incremental, caches",
         }
     }
@@ -383,7 +387,7 @@ pub struct OverheadArgs {
     #[arg(long, default_value_t = 5)]
     pub repeats: u32,
     /// How the state is made safe
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "files,pool,flush")]
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "files,pool,cow,flush")]
     pub ways: Vec<Way>,
     /// On which cores the job runs
     #[arg(long, value_enum, value_delimiter = ',', default_value = "busy,spare")]

@@ -6,6 +6,7 @@ use crate::identity::Identity;
 use crate::increment::Increment;
 use crate::pool::{PoolMap, PoolTimes};
 use crate::route::{self, Lookup, Prefix};
+use crate::snapshot::Children;
 use crate::wire::{self, Link};
 use stanchion_format::client::{
     Answer, Ask, Code, Lent, MemoryAt, MemoryFile, Own, Request, RestartInfo, SettingPair,
@@ -153,6 +154,9 @@ pub struct Client {
     last_no: u64,
     pool: PoolMap,
     streams: streams::Streams,
+    /// The agent's socket, and its slot.
+    place: (PathBuf, u32),
+    pub(crate) children: Children,
     pub(crate) increment: Increment,
 }
 
@@ -199,6 +203,8 @@ impl Client {
             last_no: 0,
             pool: PoolMap::default(),
             streams: streams::Streams::default(),
+            place: (path, slot),
+            children: Children::default(),
             increment: Increment::default(),
         })
     }
@@ -228,6 +234,8 @@ impl Client {
             last_no: 0,
             pool: PoolMap::default(),
             streams: streams::Streams::default(),
+            place: Default::default(),
+            children: Children::default(),
             increment: Increment::default(),
         }
     }
@@ -296,6 +304,7 @@ impl Client {
     ) -> Result<T, Error> {
         let (verb, wait, me) = (ask.verb(), self.wait, self.me);
         own.settings = std::mem::take(&mut self.pending);
+        self.children.reap();
         let link = self.link(verb, Code::State)?;
         match link.ask(verb, &Request::Collective { ask, own }, wait)? {
             Answer::Failed { code, text } => Err(refused(code, &text)),
@@ -552,10 +561,36 @@ impl Client {
     /// Ends the dataset: succeeds if all ranks stand for their parts and every routed file is there.
     /// Collective. Whatever comes of it, the dataset is not open any more.
     pub fn complete(&mut self, valid: bool) -> Result<(), Error> {
-        const CALL: &str = "complete";
+        self.declare_all("complete", Ask::Complete, valid, false)
+    }
+
+    /// Ends the dataset for this rank: its memory may change. Its `child` still copies it, or it is copied.
+    pub(crate) fn snapshot(&mut self, valid: bool, child: bool) -> Result<(), Error> {
+        self.declare_all("checkpoint", Ask::Snapshot, valid, child)
+    }
+
+    /// A connection to the agent that a child is to have.
+    pub(crate) fn attach(&mut self, call: &'static str) -> Result<Link, Error> {
+        let (path, slot) = &self.place;
+        let mut link = Link::connect(path, *slot, self.wait)?;
+        let attach = Request::Attach { rank: RankId(self.me.rank) };
+        match link.ask(call, &attach, self.wait)? {
+            Answer::Ok => Ok(link),
+            Answer::Failed { code, text } => Err(refused(code, &text)),
+            _ => Err(link.give_up(call)),
+        }
+    }
+
+    fn declare_all(
+        &mut self,
+        call: &'static str,
+        ask: Ask,
+        valid: bool,
+        child: bool,
+    ) -> Result<(), Error> {
         self.own_process()?;
         if !matches!(self.phase, Phase::Writing { .. }) {
-            return Err(Error::State { call: CALL, phase: self.phase.words() });
+            return Err(Error::State { call, phase: self.phase.words() });
         }
         let streams = self.end_streams();
         let Phase::Writing { dir, files, memory, spent, asked, begun, mut blocked, .. } =
@@ -593,9 +628,10 @@ impl Client {
             memory: memory.into_iter().map(|(file, _)| file).collect(),
             pool_us: micros(spent.wait),
             copy_us: micros(spent.copy),
+            child,
             settings: Vec::new(),
         };
-        let done = self.collective(Ask::Complete, own, |a, _| (a == Answer::Ok).then_some(()));
+        let done = self.collective(ask, own, |a, _| (a == Answer::Ok).then_some(()));
         match (done, fault) {
             (Ok(()), None) => Ok(()),
             (Err(Error::Refused { code: Code::Dropped, .. }) | Ok(()), Some(fault)) => {

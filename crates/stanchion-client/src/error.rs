@@ -271,6 +271,12 @@ pub enum Error {
     /// Who this rank is cannot be told.
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    /// There is no child to copy.
+    #[error("{cause}")]
+    Fork {
+        /// Why.
+        cause: stanchion_mem::forked::ForkError,
+    },
     /// A child process uses what its parent opened.
     #[error("this connection belongs to process {owner}; a child process cannot use it")]
     Forked {
@@ -358,6 +364,7 @@ impl Error {
                 Code::Space
             }
             Error::Memory(_) => Code::Space,
+            Error::Fork { .. } => Code::Internal,
             Error::Track(_) => Code::Invalid,
             Error::Io { .. } => Code::Io,
             Error::Internal { .. } => Code::Internal,

@@ -15,6 +15,7 @@ mod increment;
 mod pool;
 mod regions;
 mod route;
+mod snapshot;
 mod source;
 mod stream;
 mod wire;

@@ -8,6 +8,7 @@ use crate::error::Error;
 use stanchion_format::client::{Lent, MemoryFile, Part, PartFrom};
 use stanchion_format::ids::{ExtentId, Key};
 use stanchion_format::regions::ALIGN;
+use stanchion_mem::copy::Piece;
 use stanchion_mem::{Mapping, MemError};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -87,6 +88,11 @@ impl PoolMap {
         Some(self.reserved)
     }
 
+    /// Does a child that is forked inherit these?
+    pub(crate) fn inherit(&self, ids: &[ExtentId], inherit: bool) -> Result<(), Error> {
+        ids.iter().try_for_each(|id| Ok(self.map(*id).inherit(inherit)?))
+    }
+
     /// The memory of what was lent.
     pub(crate) fn map(&self, id: ExtentId) -> &Mapping {
         self.maps.get(&id).expect("what is lent was mapped when it came")
@@ -134,7 +140,30 @@ impl PoolWriter {
     }
 
     /// Adds bytes.
-    pub(crate) fn put(&mut self, client: &mut Client, mut bytes: &[u8]) -> Result<Put, Error> {
+    pub(crate) fn put(&mut self, client: &mut Client, bytes: &[u8]) -> Result<Put, Error> {
+        self.add(client, bytes, |mapping, offset, bytes| mapping.write(offset, bytes))
+    }
+
+    /// Adds bytes that are to be copied later: as `pieces` say, before the file is read.
+    pub(crate) fn put_later(
+        &mut self,
+        client: &mut Client,
+        bytes: &[u8],
+        pieces: &mut Vec<Piece>,
+    ) -> Result<Put, Error> {
+        self.add(client, bytes, |mapping, offset, bytes| {
+            assert!(offset + bytes.len() <= mapping.len(), "a piece lies within its extent");
+            let dst = mapping.as_ptr().wrapping_add(offset);
+            pieces.push(Piece { src: bytes.as_ptr(), dst, len: bytes.len() });
+        })
+    }
+
+    fn add(
+        &mut self,
+        client: &mut Client,
+        mut bytes: &[u8],
+        mut copy: impl FnMut(&Mapping, usize, &[u8]),
+    ) -> Result<Put, Error> {
         while !bytes.is_empty() {
             let Some(first) = self.lent.front().copied() else {
                 let start = Instant::now();
@@ -151,7 +180,7 @@ impl PoolWriter {
             let (now, later) = bytes.split_at(room.min(bytes.len()));
             let start = Instant::now();
             let offset = self.used as usize;
-            client.pool().map(first.id).write(offset, now);
+            copy(client.pool().map(first.id), offset, now);
             self.times.copy += start.elapsed();
             self.note(first.id, self.used, now.len() as u64);
             self.used += now.len() as u64;
@@ -162,6 +191,24 @@ impl PoolWriter {
             bytes = later;
         }
         Ok(Put::Done)
+    }
+
+    /// Time that copying took elsewhere.
+    pub(crate) fn copied(&mut self, took: Duration) {
+        self.times.copy += took;
+    }
+
+    /// The extents that it is in.
+    pub(crate) fn extents(&self) -> Vec<ExtentId> {
+        let mut ids: Vec<ExtentId> = Vec::new();
+        for part in &self.parts {
+            if let PartFrom::Extent { id, .. } = part.from
+                && ids.last() != Some(&id)
+            {
+                ids.push(id);
+            }
+        }
+        ids
     }
 
     /// Adds what the base has at `offset`.

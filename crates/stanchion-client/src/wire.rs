@@ -124,6 +124,11 @@ impl Link {
         Ok(Link { fd: Some(fd) })
     }
 
+    /// What it goes over.
+    pub(crate) fn descriptor(&self, verb: &'static str) -> Result<&OwnedFd, Error> {
+        self.fd.as_ref().ok_or(Error::Dead { verb })
+    }
+
     /// Is it still good?
     pub(crate) fn alive(&self) -> bool {
         self.fd.is_some()

@@ -55,6 +55,26 @@ fn regions_come_back_as_they_were() {
 }
 
 #[test]
+fn a_snapshot_goes_to_a_file_where_there_is_no_pool() {
+    let fake = Fake::model();
+    let mut client = Client::connect(&fake.options(&[])).unwrap();
+    let regions = [Region { id: 3, bytes: b"as it was" }];
+    client.checkpoint_cow("d", FLAG_CHECKPOINT, &regions).unwrap();
+    assert_eq!(restore(&mut client, &[(3, 9)]).unwrap(), [b"as it was"]);
+    // What cannot be stored keeps nobody waiting.
+    let twice = [Region { id: 3, bytes: b"x" }, Region { id: 3, bytes: b"y" }];
+    let error = client.checkpoint_cow("e", FLAG_CHECKPOINT, &twice).unwrap_err();
+    assert!(matches!(error, Error::Regions { .. }), "{error}");
+    drop(client);
+    let (_, requests) = fake.end();
+    let said = requests.iter().filter_map(|r| match r {
+        Request::Collective { ask: Ask::Snapshot, own } => Some((own.valid, own.child)),
+        _ => None,
+    });
+    assert_eq!(said.collect::<Vec<_>>(), [(true, false), (false, false)]);
+}
+
+#[test]
 fn other_regions_than_the_datasets_are_refused_before_anything_is_overwritten() {
     for (sizes, says) in [
         (vec![(1, 3), (2, 5)], "region 2 is protected with 5 bytes, dataset 'd' has 4"),

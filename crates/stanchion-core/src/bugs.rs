@@ -42,6 +42,10 @@ pub enum Bug {
     FreeData,
     /// FM-S18: a full pool takes the newest dataset.
     DropNewest,
+    /// FM-P9: an agent says that its part is copied before the children of its ranks have done it.
+    CommitUnfilled,
+    /// FM-P10: what a child writes to is free as soon as its rank is gone.
+    FreeChild,
 }
 
 /// Which bugs are switched on.

@@ -1,4 +1,4 @@
-//! Who has which extent of an agent's shared memory (FM-P1 to FM-P5).
+//! Who has which extent of an agent's shared memory (FM-P1 to FM-P10).
 //!
 //! An extent is made (`Growing`), is free, is lent to a rank, belongs to datasets (`Held`) and is free again; in the
 //! end it is given back to the system (`Retiring`). A rank keeps what it was lent mapped, since mapping costs as much
@@ -195,6 +195,17 @@ impl Pool {
         self.extents.get(&id).filter(|e| e.state == State::Lent(conn)).map(|e| e.bytes)
     }
 
+    /// All that is lent to this rank.
+    pub fn lent_to(&self, conn: ConnId) -> Vec<ExtentId> {
+        let lent = self.extents.iter().filter(|(_, e)| e.state == State::Lent(conn));
+        lent.map(|(id, _)| *id).collect()
+    }
+
+    /// Could the extent be lent or given back at any moment?
+    pub fn spare(&self, id: ExtentId) -> bool {
+        self.extents.get(&id).is_none_or(|e| matches!(e.state, State::Free | State::Retiring))
+    }
+
     /// The rank has completed: what it names belongs to its dataset, what else was lent is free.
     pub fn complete(&mut self, conn: ConnId, used: &[ExtentId], now: Millis) -> Vec<Do> {
         for id in used {
@@ -257,10 +268,24 @@ impl Pool {
         self.settle(now)
     }
 
-    /// The rank's connection is gone. `exited`: its process too, so that nobody maps what it had.
-    pub fn gone(&mut self, conn: ConnId, exited: bool, now: Millis) -> Vec<Do> {
+    /// The rank waits for nothing any more; what it has is still its own.
+    pub fn hung_up(&mut self, conn: ConnId) {
         self.wants.retain(|w| w.conn != conn);
         self.reserved.remove(&conn);
+    }
+
+    /// A process that hung up and may still live maps these.
+    pub fn strange(&mut self, ids: &[ExtentId]) {
+        for id in ids {
+            if let Some(extent) = self.extents.get_mut(id) {
+                (extent.mapped, extent.told) = (Mapped::Stranger, false);
+            }
+        }
+    }
+
+    /// The rank's connection is gone. `exited`: its process too, so that nobody maps what it had.
+    pub fn gone(&mut self, conn: ConnId, exited: bool, now: Millis) -> Vec<Do> {
+        self.hung_up(conn);
         for extent in self.extents.values_mut() {
             if extent.state == State::Lent(conn) {
                 extent.state = State::Free;

@@ -34,6 +34,9 @@ pub enum Ask {
     },
     /// The dataset that was begun is written. Answer: `Ok`, or `Failed` if it was dropped.
     Complete,
+    /// The dataset that was begun is what the ranks' memory is now; children of theirs copy it behind them. Answer:
+    /// `Ok` when all ranks have asked, `Failed` if it was dropped. It is committed when all children have copied.
+    Snapshot,
     /// Is there a dataset to restart from? Answer: `Restart`.
     HaveRestart,
     /// The restart begins. Answer: `Restart` with the dataset.
@@ -71,6 +74,7 @@ impl Ask {
             Ask::NeedCheckpoint => "need_checkpoint",
             Ask::Begin { .. } => "start",
             Ask::Complete => "complete",
+            Ask::Snapshot => "checkpoint",
             Ask::HaveRestart => "have_restart",
             Ask::StartRestart => "start_restart",
             Ask::CompleteRestart => "complete_restart",
@@ -143,7 +147,7 @@ pub struct MemoryAt {
     pub offset: u64,
 }
 
-/// What one rank adds to a collective.
+/// What one rank adds to a collective; what is said of `Complete` holds for `Snapshot`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct Own {
     /// `Complete`, `CompleteRestart`: does this rank stand for its part?
@@ -160,6 +164,8 @@ pub struct Own {
     pub pool_us: u64,
     /// `Complete`: time spent copying, microseconds.
     pub copy_us: u64,
+    /// `Snapshot`: the child that was attached last copies what is in `memory`; otherwise all of it is there.
+    pub child: bool,
     /// Settings changed since the last call (`SCR_Config`).
     pub settings: Vec<SettingPair>,
 }
@@ -229,6 +235,15 @@ pub enum Request {
         /// Its name.
         name: String,
     },
+    /// First on a further connection of a rank's process, in place of `Hello`: a child of that process will hold this
+    /// connection alone, and copy what the rank then declares by `Snapshot`. Answered `Ok`. The agent hangs up its
+    /// direction when the child is to stop; the child's end of the connection is its end.
+    Attach {
+        /// Whose child.
+        rank: RankId,
+    },
+    /// On an attached connection: all is copied. Answered `Ok`, which the child need not wait for.
+    Copied,
 }
 
 /// The dataset that ranks restart from.

@@ -180,6 +180,14 @@ pub const SETTINGS: &[Setting] = &[
         "Incremental checkpoints between two full ones.",
     ),
     row(
+        "cow_bytes_per_s",
+        None,
+        "0",
+        Unit::Bytes,
+        Scope::Job,
+        "What each process that copies behind a rank (STN_COW) copies in a second, at most; 0: as much as it can.",
+    ),
+    row(
         "incremental_tracking",
         None,
         "auto",

@@ -114,6 +114,8 @@ pub enum Cause {
     Malformed,
     /// The application dropped it.
     Dropped,
+    /// The process that copied a rank's memory ended before it had.
+    ChildDied,
 }
 
 /// What a dataset is; the content of its certificate (FM-S2).
@@ -261,6 +263,8 @@ pub enum CollId {
     FlushPrepare(Key, u32),
     /// Has every agent renamed it?
     FlushPublish(Key, u32),
+    /// Have the children of all ranks copied this dataset?
+    Filled(Key),
 }
 
 /// What a subtree adds to a question.
@@ -299,7 +303,8 @@ pub struct Times {
     pub write_us: u64,
     /// Ranks were blocked from start to complete.
     pub blocked_us: u64,
-    /// Of that, copying regions into the pool.
+    /// Of that, copying regions into the pool. With copy-on-write not of that: how long the slowest child lived, as
+    /// its agent saw it.
     pub copy_us: u64,
     /// Of that, waiting for room in the pool.
     pub pool_us: u64,
@@ -583,6 +588,9 @@ impl std::fmt::Display for Cause {
             Cause::Fenced => write!(f, "a newer runner has taken over"),
             Cause::Malformed => write!(f, "it does not parse"),
             Cause::Dropped => write!(f, "the application dropped it"),
+            Cause::ChildDied => {
+                write!(f, "the process that copied its memory ended before it had copied all")
+            }
         }
     }
 }

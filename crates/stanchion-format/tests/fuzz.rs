@@ -82,6 +82,8 @@ fn requests() -> Vec<Request> {
         Request::Collective { ask: Ask::Complete, own },
         Request::Wait { no: DatasetNo(1), level: Level::Protected, timeout_ms: 10 },
         Request::Warn { text: "text".into() },
+        Request::Attach { rank: RankId(1) },
+        Request::Copied,
     ]
 }
 
@@ -125,6 +127,7 @@ fn envelopes() -> Vec<Envelope> {
         Msg::Ping(5),
         Msg::Holdings(Box::new(holdings)),
         Msg::Up(inc, CollId::Seq(4), Box::new(contrib)),
+        Msg::Down(inc, CollId::Filled(key()), Verdict::Record(3)),
         Msg::Down(inc, CollId::Init, Verdict::Failed(Code::Io, trouble())),
         Msg::Record(inc, 3, Record::Commit(Box::new(info()))),
         Msg::Manifest(inc, Box::new(manifest())),

@@ -77,6 +77,14 @@ impl Mapping {
         let _a_wish = unsafe { madvise(self.start.as_ptr().cast::<c_void>(), self.len, advice) };
     }
 
+    /// Does a child of fork() inherit it? At first it does not.
+    pub fn inherit(&self, inherit: bool) -> Result<(), MemError> {
+        let advice = if inherit { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
+        // SAFETY: the range is this mapping's own, and what is in it stays as it is.
+        unsafe { madvise(self.start.as_ptr().cast::<c_void>(), self.len, advice) }?;
+        Ok(())
+    }
+
     /// Its size, bytes.
     pub fn len(&self) -> usize {
         self.len

@@ -6,13 +6,17 @@
 //! The child is made by clone(2) directly: no handler of pthread_atfork runs, and with no signal at its
 //! end no wait() of the application ever meets it. It holds none of its parent's files, so connections
 //! and pipes end with their owners, and has all signals blocked, since their handlers are the
-//! application's. It calls nothing but memcpy, close_range, write and _exit.
+//! application's. It calls nothing but memcpy, setpriority, close_range, poll, madvise, write and _exit.
+//!
+//! It waits until it is let go, so that it does not take cores from ranks that are still on their way into the same
+//! checkpoint; whose parent is gone is let go by that.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use thiserror::Error;
@@ -21,6 +25,20 @@ use crate::copy::{Piece, copy_out};
 use crate::cow::Quiet;
 use crate::kernel::own_pid;
 use crate::maps::{Purpose, Span, Why, unsuitable};
+
+/// How much nicer than the application a child is: a tenth of its share where there are too few cores.
+const NICER: libc::c_long = 10;
+
+/// From Linux 5.14 on; not in all C libraries' headers.
+const MADV_POPULATE_WRITE: libc::c_int = 23;
+const LEAST_PAGE: usize = 4096;
+
+/// How much is copied between two looks at whether it is still wanted, bytes.
+const STEP: usize = 4 << 20;
+/// Longest wait to be let go, milliseconds: nothing that a parent does in between takes as long.
+const HELD_MS_MAX: libc::c_int = 60_000;
+/// Longest pause between two steps, milliseconds.
+const PAUSE_MS_MAX: u64 = 60_000;
 
 /// Why a snapshot did not come about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -55,30 +73,51 @@ pub struct Forked {
     parent: i32,
     pidfd: OwnedFd,
     result: OwnedFd,
+    /// As long as it is open the child waits.
+    held: OwnedFd,
     bytes: u64,
     ended: Option<Result<(), ForkError>>,
 }
 
-/// Forks a child that copies all pieces.
-///
-/// With `ready`, the child writes these 8 bytes there when it has copied all: to a socket that somebody
-/// else listens to, say.
+/// How a child copies.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Manner<'a> {
+    /// Written here when all is copied: to a socket that somebody else listens to, who can stop the child by shutting
+    /// down its direction.
+    pub ready: Option<(BorrowedFd<'a>, &'a [u8])>,
+    /// Bytes a second at most; 0: as fast as it can.
+    pub bytes_per_s: u64,
+}
+
+/// Forks a child that copies all pieces, once it is let go.
 ///
 /// # Safety
 /// No thread writes to the pieces before this returns. Every `dst` is writable, part of a shared mapping
 /// that a child inherits, overlaps nothing and is nobody else's before the child has ended.
-pub unsafe fn forked_copy(
-    pieces: &[Piece],
-    ready: Option<(BorrowedFd<'_>, [u8; 8])>,
-) -> Result<Forked, ForkError> {
+pub unsafe fn forked_copy(pieces: &[Piece], manner: Manner<'_>) -> Result<Forked, ForkError> {
     let spans: Vec<Span> =
         pieces.iter().map(|p| Span { start: p.src.addr(), len: p.len }).collect();
     if let Some(&(index, why)) = unsuitable(&spans, Purpose::Fork).map_err(ForkError::Os)?.first() {
         return Err(ForkError::Unsuitable { index, why });
     }
+    // SAFETY: as our caller promises.
+    unsafe { forked_copy_unchecked(pieces, manner) }
+}
+
+/// The same where the pieces are known to be what a child sees as it is.
+///
+/// # Safety
+/// As for [`forked_copy`].
+pub unsafe fn forked_copy_unchecked(
+    pieces: &[Piece],
+    manner: Manner<'_>,
+) -> Result<Forked, ForkError> {
     let (result, tell) = pipe_with(PipeFlags::CLOEXEC).map_err(ForkError::Os)?;
+    let (held, gate) =
+        socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .map_err(ForkError::Os)?;
     let bytes = pieces.iter().map(|p| p.len as u64).sum();
-    let child = Child { pieces, ready, tell: tell.as_raw_fd(), bytes };
+    let child = Child { pieces, manner, tell: tell.as_raw_fd(), gate: gate.as_raw_fd(), bytes };
     // The child must not be the first to call these: the linker would look them up, with a lock.
     let mut probe = 0u8;
     // SAFETY: one byte of our own to another; closing and writing are of nothing.
@@ -86,6 +125,8 @@ pub unsafe fn forked_copy(
         copy_out(&raw const child.bytes as *const u8, &raw mut probe, 1);
         libc::syscall(libc::SYS_close_range, u32::MAX, u32::MAX, 0);
         libc::write(-1, std::ptr::null(), 0);
+        libc::poll(std::ptr::null_mut(), 0, 0);
+        libc::madvise(std::ptr::null_mut(), 0, MADV_POPULATE_WRITE);
     }
     let quiet = Quiet::new();
     // SAFETY: `run` does nothing that a child of a process with threads must not do.
@@ -96,13 +137,14 @@ pub unsafe fn forked_copy(
         Err(e) => return Err(ForkError::Fork(e)),
     };
     drop(quiet);
-    Ok(Forked { parent: own_pid(), pidfd, result, bytes, ended: None })
+    Ok(Forked { parent: own_pid(), pidfd, result, held, bytes, ended: None })
 }
 
 struct Child<'a> {
     pieces: &'a [Piece],
-    ready: Option<(BorrowedFd<'a>, [u8; 8])>,
+    manner: Manner<'a>,
     tell: RawFd,
+    gate: RawFd,
     bytes: u64,
 }
 
@@ -110,22 +152,70 @@ impl Child<'_> {
     /// # Safety
     /// Only in the child, with the contract of `forked_copy`.
     unsafe fn run(&self) -> ! {
-        let ready = self.ready.as_ref().map_or(self.tell, |(fd, _)| fd.as_raw_fd());
-        let (low, high) = (self.tell.min(ready), self.tell.max(ready));
-        close_between(-1, low);
-        close_between(low, high);
-        close_between(high, RawFd::MAX);
+        let ready = self.manner.ready.as_ref().map(|(fd, _)| fd.as_raw_fd());
+        be_nice();
+        close_all_but([self.tell, self.gate, ready.unwrap_or(self.tell)]);
+        if wait_for([self.gate, ready.unwrap_or(-1)], HELD_MS_MAX) == Some(1) {
+            leave(1);
+        }
+        let pause = self.pause_ms();
         for p in self.pieces {
-            // SAFETY: by the contract of `forked_copy`.
-            unsafe { copy_out(p.src, p.dst, p.len) };
+            let mut at = 0;
+            while at < p.len {
+                if ready.is_some_and(|fd| wait_for([-1, fd], 0).is_some()) {
+                    leave(1);
+                }
+                let step = STEP.min(p.len - at);
+                let part = p.part(at, step);
+                // SAFETY: by the contract of `forked_copy`.
+                unsafe {
+                    warm(&part);
+                    copy_out(part.src, part.dst, part.len);
+                }
+                at += step;
+                if pause > 0 && wait_for([-1, ready.unwrap_or(-1)], pause).is_some() {
+                    leave(1);
+                }
+            }
         }
         let mut well = tell(self.tell, &self.bytes.to_ne_bytes());
-        if let Some((fd, word)) = &self.ready {
+        if let Some((fd, word)) = &self.manner.ready {
             well &= tell(fd.as_raw_fd(), word);
         }
-        // SAFETY: ends the child at once, without its parent's handlers of exit.
-        unsafe { libc::_exit(if well { 0 } else { 1 }) }
+        leave(if well { 0 } else { 1 })
     }
+
+    /// After each step.
+    fn pause_ms(&self) -> libc::c_int {
+        let ms = (STEP as u64 * 1000).checked_div(self.manner.bytes_per_s).unwrap_or(0);
+        ms.min(PAUSE_MS_MAX) as libc::c_int
+    }
+}
+
+/// Ends the child at once, without its parent's handlers of exit.
+fn leave(code: libc::c_int) -> ! {
+    // SAFETY: it takes a number.
+    unsafe { libc::_exit(code) }
+}
+
+/// What is shared is not in a child's page tables: all of it at once costs less than page by page.
+///
+/// # Safety
+/// As for `copy_out`.
+unsafe fn warm(part: &Piece) {
+    let start = part.dst.addr() & !(LEAST_PAGE - 1);
+    let at = part.dst.wrapping_sub(part.dst.addr() - start);
+    let len = part.dst.addr() + part.len - start;
+    // SAFETY: it changes no bytes. Kernels before 5.14 refuse, as do those with larger pages: then it is page by page.
+    unsafe { libc::madvise(at.cast(), len, MADV_POPULATE_WRITE) };
+}
+
+fn close_all_but(mut keep: [RawFd; 3]) {
+    keep.sort_unstable();
+    close_between(-1, keep[0]);
+    close_between(keep[0], keep[1]);
+    close_between(keep[1], keep[2]);
+    close_between(keep[2], RawFd::MAX);
 }
 
 /// Closes the descriptors between two others.
@@ -137,9 +227,29 @@ fn close_between(below: RawFd, above: RawFd) {
     }
 }
 
-fn tell(fd: RawFd, bytes: &[u8; 8]) -> bool {
-    // SAFETY: eight bytes of our own. A pipe that nobody reads gives EPIPE: the signal is blocked.
-    unsafe { libc::write(fd, bytes.as_ptr().cast(), 8) == 8 }
+/// Gives way to the application: its ranks may have fewer cores than they and their children could use.
+fn be_nice() {
+    // SAFETY: two system calls on numbers; the first gives 20 less the nice value.
+    unsafe {
+        let now = 20 - libc::syscall(libc::SYS_getpriority, libc::PRIO_PROCESS, 0);
+        libc::syscall(libc::SYS_setpriority, libc::PRIO_PROCESS, 0, (now + NICER).min(19));
+    }
+}
+
+/// Waits until the other side of one of these has hung up, and tells which; numbers below 0 are nobody.
+fn wait_for(fds: [RawFd; 2], ms: libc::c_int) -> Option<usize> {
+    let look = |fd| libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
+    let mut looks = fds.map(look);
+    // SAFETY: two descriptors of our own. All signals are blocked: it is not interrupted.
+    unsafe { libc::poll(looks.as_mut_ptr(), 2, ms) };
+    // Who is not wanted any more need not start either.
+    let hung_up = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
+    [1, 0].into_iter().find(|n| looks[*n].revents & hung_up != 0)
+}
+
+fn tell(fd: RawFd, bytes: &[u8]) -> bool {
+    // SAFETY: bytes of our own. A pipe that nobody reads gives EPIPE: the signal is blocked.
+    unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) == bytes.len() as isize }
 }
 
 /// The parent gets the child's pidfd, the child nothing.
@@ -180,11 +290,18 @@ impl Forked {
         self.result.as_fd()
     }
 
+    /// Lets it begin.
+    pub fn go(&self) {
+        // A child of the application's may hold the descriptor too: closing it would not be enough. It may be gone.
+        let _ = shutdown(&self.held, Shutdown::Both);
+    }
+
     /// Waits until the child has ended, so that nothing is written to the destinations any more.
     pub fn wait(&mut self, patience: Duration) -> Result<(), ForkError> {
         if let Some(ended) = self.ended {
             return ended;
         }
+        self.go();
         let deadline = Instant::now() + patience;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -199,6 +316,12 @@ impl Forked {
         let ended = self.reap();
         self.ended = Some(ended);
         ended
+    }
+
+    /// Lets the child go on alone; nobody asks any more how it ends.
+    pub fn leave(mut self) {
+        self.go();
+        self.ended = Some(Err(ForkError::Timeout));
     }
 
     /// Takes leave of a child that has ended or is just about to.

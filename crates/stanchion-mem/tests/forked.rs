@@ -9,14 +9,14 @@ use std::{io::Read, thread};
 
 use common::{Map, PAGE, as_everybody, in_child};
 use stanchion_mem::copy::Piece;
-use stanchion_mem::forked::{ForkError, Forked, forked_copy};
+use stanchion_mem::forked::{ForkError, Forked, Manner, forked_copy};
 use stanchion_mem::maps::{Purpose, Span, Why, unsuitable};
 
 const LONG: Duration = Duration::from_secs(60);
 
 fn fork(pieces: &[Piece]) -> Result<Forked, ForkError> {
     // SAFETY: nobody else writes yet, and the destinations are the test's own shared mappings.
-    unsafe { forked_copy(pieces, None) }
+    unsafe { forked_copy(pieces, Manner::default()) }
 }
 
 fn maps(pages: usize) -> (Map, Map, Piece) {
@@ -55,9 +55,11 @@ fn it_tells_whom_it_shall_and_the_application_meets_no_child() {
     as_everybody(|| {
         let (_src, dst, piece) = maps(64);
         let (mut here, there) = UnixStream::pair().unwrap();
+        let manner = Manner { ready: Some((there.as_fd(), b"finished")), ..Manner::default() };
         // SAFETY: as in `fork`.
-        let child = unsafe { forked_copy(&[piece], Some((there.as_fd(), *b"finished"))) };
+        let mut child = unsafe { forked_copy(&[piece], manner) }.unwrap();
         drop(there);
+        child.go();
         // The application's own wait() finds nothing.
         // SAFETY: plain system calls.
         unsafe {
@@ -68,7 +70,7 @@ fn it_tells_whom_it_shall_and_the_application_meets_no_child() {
         here.read_to_string(&mut word).unwrap();
         assert_eq!(word, "finished");
         assert!(dst.has(1, dst.len));
-        child.unwrap().wait(LONG).unwrap();
+        child.wait(LONG).unwrap();
     });
 }
 
@@ -79,7 +81,7 @@ fn the_child_keeps_no_descriptor_open() {
         let (mut here, there) = UnixStream::pair().unwrap();
         let mut child = fork(&[piece]).unwrap();
         drop(there);
-        // Ends while the child still copies, or at least does not hang.
+        // It ends while the child waits to be let go.
         assert_eq!(here.read(&mut [0; 8]).unwrap(), 0);
         child.wait(LONG).unwrap();
     });
@@ -91,13 +93,61 @@ fn a_killed_child_is_an_error_and_a_dropped_one_is_killed() {
         let (_src, _dst, piece) = maps(65536);
         let mut child = fork(&[piece]).unwrap();
         rustix::process::pidfd_send_signal(child.pidfd(), rustix::process::Signal::KILL).unwrap();
-        // It may have been quicker.
-        assert!(matches!(child.wait(LONG), Err(ForkError::Died) | Ok(())));
+        assert_eq!(child.wait(LONG), Err(ForkError::Died));
         let child = fork(&[piece]).unwrap();
         let pidfd = rustix::io::dup(child.pidfd()).unwrap();
         drop(child);
         let gone = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
         assert_eq!(gone, Err(rustix::io::Errno::SRCH));
+    });
+}
+
+#[test]
+fn the_child_waits_until_it_is_let_go_or_not_wanted() {
+    as_everybody(|| {
+        let (src, dst, piece) = maps(4096);
+        let (mut here, there) = UnixStream::pair().unwrap();
+        let manner = Manner { ready: Some((there.as_fd(), b"x")), ..Manner::default() };
+        // SAFETY: as in `fork`.
+        let mut child = unsafe { forked_copy(&[piece], manner) }.unwrap();
+        src.fill(2);
+        here.shutdown(std::net::Shutdown::Write).unwrap();
+        drop(there);
+        // It was never let go, and ends all the same.
+        assert_eq!(here.read(&mut [0; 8]).unwrap(), 0);
+        assert!(dst.bytes(0, dst.len).iter().all(|b| *b == 0), "nothing was copied");
+        assert_eq!(child.wait(LONG), Err(ForkError::Died));
+        // Its parent is gone, or has something else to do: it goes on alone.
+        let (mut here, there) = UnixStream::pair().unwrap();
+        let manner = Manner { ready: Some((there.as_fd(), b"x")), ..Manner::default() };
+        // SAFETY: as in `fork`.
+        unsafe { forked_copy(&[piece], manner) }.unwrap().leave();
+        drop(there);
+        let mut word = String::new();
+        here.read_to_string(&mut word).unwrap();
+        assert!(word == "x" && dst.has(2, dst.len));
+    });
+}
+
+#[test]
+fn who_is_slow_ends_at_once_when_it_is_not_wanted() {
+    as_everybody(|| {
+        let (_src, dst, piece) = maps(4096);
+        let (mut here, there) = UnixStream::pair().unwrap();
+        // A step takes as long as a step may.
+        let manner = Manner { ready: Some((there.as_fd(), b"x")), bytes_per_s: 1 };
+        // SAFETY: as in `fork`.
+        let mut child = unsafe { forked_copy(&[piece], manner) }.unwrap();
+        drop(there);
+        child.go();
+        while dst.bytes(0, PAGE).iter().all(|b| *b == 0) {
+            std::thread::yield_now();
+        }
+        here.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(here.read(&mut [0; 8]).unwrap(), 0);
+        assert_eq!(child.wait(LONG), Err(ForkError::Died));
+        let half = dst.len / 2;
+        assert!(dst.bytes(half, half).iter().all(|b| *b == 0), "the last step was not done");
     });
 }
 
@@ -152,4 +202,18 @@ fn other_threads_and_their_locks_do_not_matter() {
         });
         assert!(dst.has(1, dst.len));
     }));
+}
+
+#[test]
+fn regions_are_judged_again_when_their_mappings_change() {
+    let memory = Map::private(8 * PAGE);
+    let spans = [Span { start: memory.at.addr(), len: memory.len }];
+    let mut judged = stanchion_mem::maps::Judged::default();
+    assert_eq!(judged.unsuitable(&spans), Ok(Vec::new()));
+    memory.advise(2 * PAGE, PAGE, libc::MADV_DONTFORK);
+    assert_eq!(judged.unsuitable(&spans), Ok(vec![(0, Why::NotForked)]));
+    let part = [Span { start: memory.at.addr() + 4 * PAGE, len: 4 * PAGE }];
+    assert_eq!(judged.unsuitable(&part), Ok(Vec::new()));
+    memory.advise(2 * PAGE, PAGE, libc::MADV_DOFORK);
+    assert_eq!(judged.unsuitable(&spans), Ok(Vec::new()));
 }

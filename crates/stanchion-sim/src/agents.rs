@@ -82,7 +82,9 @@ impl World {
             }
             AgentAction::Addresses(_) => {}
             AgentAction::Answer { conn, answer } => {
-                if let Some((app, rank)) = self.conns.get(&conn).copied() {
+                if self.children.contains_key(&conn) {
+                    self.child_answered(conn, *answer);
+                } else if let Some((app, rank)) = self.conns.get(&conn).copied() {
                     let delay = 10 + self.rng.below(300);
                     self.push(delay, Event::Rank(app, rank, RankEvent::Answer(answer)));
                 }
@@ -176,6 +178,11 @@ impl World {
         }
         for (app, rank) in dying {
             self.kill_rank(app, rank, 137);
+        }
+        for conn in self.children_of(id) {
+            if conns.is_empty() || conns.contains(&conn) {
+                self.child_told_to_end(conn);
+            }
         }
     }
 

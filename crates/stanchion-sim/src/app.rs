@@ -56,6 +56,10 @@ pub enum State {
     Writing,
     /// The answer to complete.
     Complete,
+    /// The agent to know the connection of its child.
+    Attach,
+    /// The answer to the snapshot.
+    Snapshot,
     /// A level.
     Level,
     /// The answer to should_exit.
@@ -94,6 +98,9 @@ pub struct Rank {
     /// The pool is too small: this dataset goes into files.
     to_files: bool,
     hangs: bool,
+    /// What it says at the snapshot, until its child is attached.
+    pub(crate) said: Option<Own>,
+    level: Level,
 }
 
 /// One launch.
@@ -174,6 +181,8 @@ impl World {
                     lent: Vec::new(),
                     to_files: false,
                     hangs: false,
+                    said: None,
+                    level: Level::Cached,
                 }
             })
             .collect();
@@ -196,7 +205,7 @@ impl World {
         }
     }
 
-    fn rank(&mut self, app: usize, rank: usize) -> &mut Rank {
+    pub(crate) fn rank(&mut self, app: usize, rank: usize) -> &mut Rank {
         &mut self.apps[app].ranks[rank]
     }
 
@@ -218,7 +227,8 @@ impl World {
     }
 
     fn rank_starts(&mut self, app: usize, rank: usize) {
-        let conn = ConnId(self.conns.len() as u64 + 1);
+        self.connections += 1;
+        let conn = ConnId(self.connections);
         self.conns.insert(conn, (app, rank));
         let size = self.apps[app].ranks.len() as u32;
         let r = self.rank(app, rank);
@@ -305,15 +315,19 @@ impl World {
             // No room: the others hear of it.
             (State::Lend, Answer::Failed { code: Code::Space | Code::Timeout, .. }) => {
                 self.rank(app, rank).files.clear();
-                self.ask(app, rank, State::Complete, Ask::Complete, Own::default());
+                self.rank_declares(app, rank, Own::default());
             }
             // The dataset has a number, this rank has no directory.
             (State::Begin, Answer::Failed { code: Code::Space | Code::Io, .. }) => {
                 self.rank(app, rank).files.clear();
-                self.ask(app, rank, State::Complete, Ask::Complete, Own::default());
+                self.rank_declares(app, rank, Own::default());
             }
-            (State::Complete, Answer::Ok) => self.rank_completed(app, rank),
-            (State::Complete, Answer::Failed { code: Code::Dropped | Code::Space, .. }) => {
+            (State::Complete | State::Snapshot, Answer::Ok) => self.rank_completed(app, rank),
+            (
+                State::Complete | State::Snapshot,
+                Answer::Failed { code: Code::Dropped | Code::Space, .. },
+            ) => {
+                self.children_stop(app, rank);
                 self.rank_ends_step(app, rank);
             }
             (State::Level, _) => self.rank_ends_step(app, rank),
@@ -411,7 +425,10 @@ impl World {
             self.judge.wrote(key, Piece { rank: id, path, bytes });
         }
         let lent = std::mem::take(&mut self.rank(app, rank).lent);
-        let memory = self.copy_in(agent, &lent, &copies);
+        // Some of it may be memory that a child would not see as it is.
+        let cow = self.sc.app.memory && self.sc.app.cow && !to_files && self.rng.chance(850);
+        let mut later = Vec::new();
+        let memory = self.copy_in(agent, &lent, &copies, cow.then_some(&mut later));
         if self.violation.is_some() {
             return;
         }
@@ -422,7 +439,17 @@ impl World {
         r.files.clone_from(&files);
         r.open = Some((key, ok));
         let own = Own { valid: ok, files, memory, write_us: 1, blocked_us: 1, ..Own::default() };
-        self.ask(app, rank, State::Complete, Ask::Complete, own);
+        if cow && ok {
+            return self.rank_attaches(app, rank, own, later);
+        }
+        self.rank_declares(app, rank, own);
+    }
+
+    pub(crate) fn rank_declares(&mut self, app: usize, rank: usize, own: Own) {
+        let cow = self.sc.app.memory && self.sc.app.cow;
+        let (state, ask) =
+            if cow { (State::Snapshot, Ask::Snapshot) } else { (State::Complete, Ask::Complete) };
+        self.ask(app, rank, state, ask, own);
     }
 
     fn rank_completed(&mut self, app: usize, rank: usize) {
@@ -431,7 +458,12 @@ impl World {
         };
         let dice = mix(self.rank(app, rank).value) % 1000;
         if dice < u64::from(self.sc.app.wait_permille) {
-            let level = if dice.is_multiple_of(2) { Level::Protected } else { Level::Persistent };
+            let level = match dice % 3 {
+                _ if dice.is_multiple_of(2) => Level::Protected,
+                0 if self.sc.app.cow => Level::Cached,
+                _ => Level::Persistent,
+            };
+            self.rank(app, rank).level = level;
             let wait = Request::Wait { no: key.no, level, timeout_ms: 100 + dice * 3 };
             self.rank(app, rank).open = Some((key, true));
             self.ask_raw(app, rank, State::Level, wait);
@@ -443,6 +475,11 @@ impl World {
     /// The dataset whose level the rank waits for.
     pub(crate) fn waited_for(&self, app: usize, rank: usize) -> Option<Key> {
         self.apps[app].ranks[rank].open.map(|(k, _)| k)
+    }
+
+    /// The level that the rank waits for.
+    pub(crate) fn level_of(&self, app: usize, rank: usize) -> Level {
+        self.apps[app].ranks[rank].level
     }
 
     fn rank_ends_step(&mut self, app: usize, rank: usize) {
@@ -522,6 +559,7 @@ impl World {
         r.state = State::Over;
         let (agent, conn) = (r.agent, r.conn);
         self.note(|| format!("rank {rank} ends with {code}"));
+        self.rank_leaves_children(app, rank);
         if let Some(conn) = conn {
             let delay = 20 + self.rng.below(300);
             self.push(delay, Event::ConnGone(agent, conn));

@@ -47,6 +47,8 @@ pub enum Moment {
     Finish,
     /// An orphan takes the lead.
     Lead,
+    /// A child begins to copy; only for faults that are made for it.
+    Fill,
 }
 
 /// All moments that can be chosen.
@@ -92,6 +94,10 @@ pub enum What {
     KillRank(u32),
     /// All ranks die.
     KillAllRanks,
+    /// A child that copies dies.
+    KillChild(u32),
+    /// All ranks die, with their children if so; else their launcher does not know of these.
+    KillAllRanksAnd(bool),
     /// An agent dies, its node lives.
     KillAgent(u32),
     /// A node dies.
@@ -199,6 +205,26 @@ fn aimed(rng: &mut Rng) -> Fault {
         _ => (at(Moment::WriteIndex, soon), What::KillRunner),
     };
     Fault { when, what }
+}
+
+/// Faults while children copy.
+pub fn of_children(rng: &mut Rng) -> Vec<Fault> {
+    let count = rng.pick(&[0, 1, 1, 2, 3]);
+    let fault = |_| {
+        let n = rng.below(12) as u32;
+        let delay = if rng.chance(700) { rng.below(60_000) } else { rng.below(600_000) };
+        let when = When::Moment(Moment::Fill, rng.range(1, 20) as u32, delay);
+        let what = match rng.below(10) {
+            0..3 => What::KillChild(n),
+            3..6 => What::KillRank(n),
+            6 => What::KillAllRanksAnd(rng.chance(500)),
+            7 => What::KillNode(n),
+            8 => What::KillRunner,
+            _ => What::FreezeAgent(n, rng.range(200, 20_000)),
+        };
+        Fault { when, what }
+    };
+    (0..count).map(fault).collect()
 }
 
 fn when(rng: &mut Rng, horizon_ms: u64) -> When {

@@ -80,6 +80,8 @@ pub const BUGS: &[stanchion_core::bugs::Bug] = {
         LendMapped,
         FreeData,
         DropNewest,
+        CommitUnfilled,
+        FreeChild,
     ]
 };
 

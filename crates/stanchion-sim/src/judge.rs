@@ -533,14 +533,16 @@ impl World {
     pub(crate) fn judge_answer(&mut self, app: usize, rank: usize, state: State, answer: &Answer) {
         let said = match (state, answer) {
             (State::Level, Answer::Ok) => return self.judge_waited(app, rank),
-            (State::Hello | State::Level, _) => return,
+            (State::Hello | State::Level | State::Attach, _) => return,
             (_, Answer::Flag(flag)) => format!("{flag}"),
             (_, Answer::Ok) => "yes".into(),
             (_, Answer::Began { key, .. }) => format!("begin {key}"),
             (_, Answer::Restart(info)) => {
                 format!("restart {:?}", info.as_ref().map(|i| i.key))
             }
-            (_, Answer::Failed { code, .. }) if state == State::Complete => {
+            (_, Answer::Failed { code, .. })
+                if matches!(state, State::Complete | State::Snapshot) =>
+            {
                 use stanchion_format::client::Code;
                 match code {
                     Code::Dropped | Code::Space => "dropped".into(),
@@ -575,6 +577,10 @@ impl World {
     /// FM-L6: a rank was told that a level is reached.
     fn judge_waited(&mut self, app: usize, rank: usize) {
         let Some(key) = self.waited_for(app, rank) else { return };
+        let cached = self.level_of(app, rank) == Level::Cached;
+        if cached {
+            return self.judge_completed(app, rank);
+        }
         let reached = self
             .judge
             .promises

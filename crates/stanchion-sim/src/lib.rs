@@ -8,6 +8,7 @@
 pub mod agents;
 pub mod app;
 mod checks;
+pub mod child;
 pub mod ctrl;
 pub mod fault;
 pub mod hunt;

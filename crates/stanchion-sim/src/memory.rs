@@ -11,13 +11,16 @@ use stanchion_format::client::{Lent, MemoryFile, Part, PartFrom};
 use stanchion_format::ids::{AgentId, ExtentId, Key, RankId, SlotId};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Bytes to be copied: to where.
+pub type Copy = (ExtentId, usize, Vec<u8>);
+
 /// One agent's shared memory.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     /// Extents that exist.
-    extents: BTreeMap<ExtentId, Vec<u8>>,
+    pub(crate) extents: BTreeMap<ExtentId, Vec<u8>>,
     /// Who has mapped them.
-    mapped: BTreeMap<ExtentId, BTreeSet<ConnId>>,
+    pub(crate) mapped: BTreeMap<ExtentId, BTreeSet<ConnId>>,
     /// Files that are in them.
     files: BTreeMap<FileId, Vec<ExtentId>>,
 }
@@ -46,6 +49,7 @@ impl World {
     pub(crate) fn retire(&mut self, id: AgentId, ids: Vec<ExtentId>) {
         for extent in &ids {
             self.nobodys(id, *extent, "is given back");
+            self.no_childs(id, *extent, "is given back");
             if let Some(p) = self.agents.get_mut(&id) {
                 p.memory.extents.remove(extent);
                 p.memory.mapped.remove(extent);
@@ -56,7 +60,7 @@ impl World {
     }
 
     /// FM-P3: no dataset has it.
-    fn nobodys(&mut self, id: AgentId, extent: ExtentId, what: &str) {
+    pub(crate) fn nobodys(&mut self, id: AgentId, extent: ExtentId, what: &str) {
         let Some(p) = self.agents.get(&id) else { return };
         let whose = p.memory.files.iter().find(|(_, ids)| ids.contains(&extent));
         if let Some((place, _)) = whose {
@@ -92,15 +96,18 @@ impl World {
     /// Is there still a process behind this connection, gone or not?
     fn process_lives(&self, conn: ConnId) -> bool {
         let rank = self.conns.get(&conn).map(|(app, rank)| &self.apps[*app].ranks[*rank]);
-        self.lingering.contains(&conn) || rank.is_some_and(|r| r.alive)
+        let child = self.children.get(&conn).is_some_and(|c| c.lives());
+        child || self.lingering.contains(&conn) || rank.is_some_and(|r| r.alive)
     }
 
-    /// A rank copies files into what it was lent: what it will declare, or nothing if there is not enough.
+    /// A rank copies files into what it was lent, or says what its child is to copy `later`: what it will declare, or
+    /// nothing if there is not enough.
     pub(crate) fn copy_in(
         &mut self,
         id: AgentId,
         lent: &[Lent],
         files: &[(String, Vec<u8>)],
+        mut later: Option<&mut Vec<Copy>>,
     ) -> Option<Vec<MemoryFile>> {
         let mut room: Vec<(ExtentId, u64, u64)> =
             lent.iter().rev().map(|l| (l.id, 0, l.bytes)).collect();
@@ -114,8 +121,12 @@ impl World {
                 self.nobodys(id, extent, "is written to");
                 let from = offset as usize;
                 let p = self.agents.get_mut(&id)?;
-                p.memory.extents.get_mut(&extent)?[from..from + step as usize]
-                    .copy_from_slice(&bytes[done..done + step as usize]);
+                let piece = &bytes[done..done + step as usize];
+                let place = p.memory.extents.get_mut(&extent)?;
+                match later.as_deref_mut() {
+                    Some(later) => later.push((extent, from, piece.to_vec())),
+                    None => place[from..from + step as usize].copy_from_slice(piece),
+                }
                 parts.push(Part { from: PartFrom::Extent { id: extent, offset }, bytes: step });
                 done += step as usize;
                 if left > step {

@@ -25,6 +25,8 @@ pub struct App {
     pub same_names: bool,
     /// Ranks write into their agents' shared memory.
     pub memory: bool,
+    /// Children of the ranks copy behind them; only with `memory`.
+    pub cow: bool,
     /// Ranks wait for a level after so many of a thousand datasets.
     pub wait_permille: u32,
 }
@@ -78,11 +80,16 @@ impl Scenario {
             same_names: rng.chance(150),
             wait_permille: rng.pick(&[0, 300, 800]),
             memory: rng.chance(500),
+            cow: Rng::new(seed, 4).chance(500),
         };
+        let cow = app.memory && app.cow;
         let pool_bytes_max = 4096 * rng.pick(&[2, 6, 20, 60, 200]);
         let settings = settings(rng);
         let horizon = 2_000 + app.steps * (app.step_ms + 400);
-        let faults = fault::faults(&mut Rng::new(seed, 2), horizon);
+        let mut faults = fault::faults(&mut Rng::new(seed, 2), horizon);
+        if cow {
+            faults.extend(fault::of_children(&mut Rng::new(seed, 5)));
+        }
         Scenario {
             seed,
             nodes,

@@ -25,6 +25,13 @@ impl World {
             What::NetSlow(n) => self.net.2 = n,
             What::KillRank(n) => self.strike_rank(n),
             What::KillAllRanks => self.strike_ranks(),
+            What::KillChild(n) => self.strike_child(n),
+            What::KillAllRanksAnd(children) => {
+                self.strike_ranks();
+                if children {
+                    self.strike_children();
+                }
+            }
             What::KillAgent(n) => {
                 if let Some(a) = self.who(n) {
                     self.kill_agent(a);
@@ -93,6 +100,7 @@ impl World {
             for (app, rank) in doomed {
                 self.kill_rank(app, rank, 137);
             }
+            self.children_of(*a).into_iter().for_each(|conn| self.child_dies(conn));
         }
     }
 

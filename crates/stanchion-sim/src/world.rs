@@ -61,10 +61,14 @@ pub enum Event {
     Request(AgentId, ConnId, Box<Request>),
     /// A rank's connection closed.
     ConnGone(AgentId, ConnId),
+    /// A child's connection closed, which is the child's end.
+    ChildGone(AgentId, ConnId),
     /// Something happened to an agent's shared memory.
     Memory(AgentId, Box<AgentEvent>),
     /// A task's next step; false: a cancelled task that is not quick enough to stop.
     Task(AgentId, TaskId, bool),
+    /// A child copies a piece, or ends.
+    Child(ConnId),
     /// Something happens to a rank.
     Rank(usize, usize, RankEvent),
     /// The launcher of an application kills what is left.
@@ -188,6 +192,10 @@ pub struct World {
     pub apps: Vec<App>,
     /// Ranks by connection.
     pub conns: BTreeMap<ConnId, (usize, usize)>,
+    /// Children by their connections.
+    pub children: BTreeMap<ConnId, crate::child::Child>,
+    /// Connections so far.
+    pub connections: u64,
     /// The prefix.
     pub prefix: Prefix,
     /// Who knows what was promised.
@@ -225,6 +233,8 @@ impl World {
             ctrls: BTreeMap::new(),
             apps: Vec::new(),
             conns: BTreeMap::new(),
+            children: BTreeMap::new(),
+            connections: 0,
             prefix: Prefix::default(),
             judge: Judge::default(),
             cuts: Vec::new(),
@@ -344,6 +354,7 @@ impl World {
             Event::CtrlEnds(c, _) => Some(Peer::Ctrl(*c)),
             Event::Request(a, ..)
             | Event::ConnGone(a, _)
+            | Event::ChildGone(a, _)
             | Event::Memory(a, _)
             | Event::Task(a, ..)
             | Event::TakeEpoch(a, _) => Some(Peer::Agent(*a)),
@@ -380,8 +391,13 @@ impl World {
                 self.agent_event(a, None, event);
             }
             Event::ConnGone(a, conn) => self.conn_gone(a, conn),
+            Event::ChildGone(a, conn) => {
+                let gone = AgentEvent::RankGone { conn, exited: true };
+                self.agent_event(a, None, gone);
+            }
             Event::Memory(a, event) => self.agent_event(a, None, *event),
             Event::Task(a, task, wanted) => self.task_step(a, task, wanted),
+            Event::Child(conn) => self.child_goes_on(conn),
             Event::Rank(app, rank, event) => self.rank_event(app, rank, event),
             Event::LauncherKills(app) => self.launcher_kills(app),
             Event::Index(c) => self.index_read(c),

@@ -24,6 +24,10 @@ const FIRST_GOAL: f64 = 1.2;
 /// An incremental checkpoint with a tenth of the pages changed over one of all, at most; and what it stores.
 const INCREMENTAL_GOAL: f64 = 0.25;
 const STORED_GOAL: f64 = 0.12;
+/// A copy-on-write checkpoint over one from the pool, at most.
+const COW_GOAL: f64 = 0.15;
+/// Of so many pages a program rewrites one, or each, when it goes on after such a checkpoint.
+const REWRITTEN: [(usize, &str); 2] = [(10, "10 %"), (1, "100 %")];
 /// Of so many pages one changes between two incremental checkpoints.
 const CHANGED_IN: u64 = 10;
 /// For the background's work to end between two measurements, milliseconds.
@@ -42,6 +46,11 @@ struct Times {
     incremental: Vec<f64>,
     /// What these copied, of their size.
     stored: Vec<f64>,
+    /// Copy-on-write.
+    cow: Vec<f64>,
+    /// For each of [`REWRITTEN`]: rewriting without a checkpoint under way, and right behind one.
+    alone: [Vec<f64>; 2],
+    behind: [Vec<f64>; 2],
 }
 
 /// Measures.
@@ -58,6 +67,7 @@ pub(super) fn run(args: &BlockedArgs) -> Result<Exit, Failed> {
     let setup = json!({"ranks": args.ranks, "mb": args.mb, "repeats": args.repeats});
     let mut rows = rows(args, &times);
     let pool = spread(&slowest(&times, |t| &t.pool)[1..]).median;
+    rows.extend(cow(&times, pool));
     rows.extend(incremental("kernel", &times, pool, true));
     rows.extend(incremental("hashes", &hashed, pool, false));
     report("blocked", (args.json, args.check), setup, &rows)
@@ -119,6 +129,31 @@ fn incremental(how: &str, times: &[Times], pool: f64, goals: bool) -> Vec<Row> {
         },
         Row { name: name("stored"), value: stored, unit: "ratio", goal: goal(STORED_GOAL) },
     ]
+}
+
+fn cow(times: &[Times], pool: f64) -> Vec<Row> {
+    let s = spread(&slowest(times, |t| &t.cow));
+    let name = |what: &str| format!("checkpoint, copy-on-write: {what}");
+    let mut rows = vec![
+        fact(name("blocked, median"), s.median, "s"),
+        fact(name("blocked, least"), s.min, "s"),
+        fact(name("blocked, most"), s.max, "s"),
+        Row {
+            name: name("blocked / pool"),
+            value: s.median / pool,
+            unit: "ratio",
+            goal: Some(COW_GOAL),
+        },
+    ];
+    for (n, (_, share)) in REWRITTEN.iter().enumerate() {
+        let alone = spread(&slowest(times, |t| &t.alone[n])).median;
+        let behind = spread(&slowest(times, |t| &t.behind[n])).median;
+        let name = |what: &str| format!("rewriting {share} of the memory at once: {what}");
+        rows.push(fact(name("alone"), alone, "s"));
+        rows.push(fact(name("behind a copy-on-write checkpoint"), behind, "s"));
+        rows.push(fact(name("lost"), behind - alone, "s"));
+    }
+    rows
 }
 
 fn result_file(dir: &Path, rank: u32) -> PathBuf {
@@ -223,6 +258,7 @@ fn measure(args: &BlockedRankArgs) -> anyhow::Result<Times> {
     times.protect = timed(|| Ok(client.expect(0, bytes as u64)?))?;
     if !args.incremental_only {
         rounds(args, &mut client, &mut times, &mut state, &warm)?;
+        cows(args, &mut client, &mut times, &mut state)?;
     }
     increments(args, &mut client, &mut times, &mut state)?;
     client.finalize()?;
@@ -259,6 +295,48 @@ fn increments(
             times.stored.push(stored.copied as f64 / stored.bytes as f64);
         }
         client.wait(begun.context("it was just begun")?.no, Level::Protected, SETTLE_MS)?;
+    }
+    Ok(())
+}
+
+/// Whole pages, one of so many.
+fn rewrite(state: &mut [u8], one_in: usize) {
+    for page in state.chunks_mut(4096).step_by(one_in) {
+        let next = page[0].wrapping_add(1);
+        page.fill(next);
+    }
+}
+
+/// Checkpoints that children copy, and what the program loses when it goes on at once.
+fn cows(
+    args: &BlockedRankArgs,
+    client: &mut Client,
+    times: &mut Times,
+    state: &mut [u8],
+) -> anyhow::Result<()> {
+    for _ in 0..args.repeats {
+        for (n, (one_in, _)) in REWRITTEN.into_iter().enumerate() {
+            client.barrier()?;
+            times.alone[n].push(timed(|| {
+                rewrite(state, one_in);
+                Ok(())
+            })?);
+            client.barrier()?;
+            let mut begun = None;
+            times.cow.push(timed(|| {
+                let regions = [Region { id: 1, bytes: state }];
+                begun = Some(client.checkpoint_cow("", FLAG_CHECKPOINT, &regions)?);
+                Ok(())
+            })?);
+            // Who is back first must not take cores from who is not, as it does not in the other modes either.
+            client.barrier()?;
+            times.behind[n].push(timed(|| {
+                rewrite(state, one_in);
+                Ok(())
+            })?);
+            let no = begun.context("it was just begun")?.no;
+            client.wait(no, Level::Protected, SETTLE_MS)?;
+        }
     }
     Ok(())
 }

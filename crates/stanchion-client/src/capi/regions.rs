@@ -10,6 +10,8 @@ use std::ffi::{c_char, c_int, c_void};
 
 /// `STN_INCREMENTAL`.
 const INCREMENTAL: u32 = 1 << 17;
+/// `STN_COW`.
+const COW: u32 = 1 << 16;
 
 /// See `stanchion.h`.
 ///
@@ -83,10 +85,15 @@ pub unsafe extern "C" fn stn_checkpoint(
                     bytes: if *len == 0 { &[] } else { std::slice::from_raw_parts(*start, *len) },
                 })
                 .collect();
-            let kind = flags & !INCREMENTAL;
-            let begun = match flags & INCREMENTAL {
+            let kind = flags & !(INCREMENTAL | COW);
+            let begun = match flags & (INCREMENTAL | COW) {
                 0 => c.checkpoint(name, kind, &regions)?,
-                _ => c.checkpoint_incremental(name, kind, &regions)?,
+                COW => c.checkpoint_cow(name, kind, &regions)?,
+                INCREMENTAL => c.checkpoint_incremental(name, kind, &regions)?,
+                _ => {
+                    let what = "STN_COW and STN_INCREMENTAL exclude each other";
+                    return Err(Error::Argument { call: "checkpoint", what });
+                }
             };
             store(no, begun.no.0);
             Ok(())

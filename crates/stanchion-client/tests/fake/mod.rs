@@ -109,6 +109,7 @@ impl Model {
             }
             // An agent whose pool is too small for anything: regions become files.
             Request::Reserve { .. } | Request::Lend { .. } => Answer::Lent(Vec::new()),
+            Request::Attach { .. } | Request::Copied => Answer::Ok,
             Request::OpenMemory { .. } => Answer::Memory(Vec::new()),
             Request::GetSetting { name } => Answer::Setting(
                 self.settings.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone()),
@@ -161,7 +162,7 @@ impl Model {
                     Some(Dataset { key, name: name.clone(), flags: *flags, files: Vec::new() });
                 Answer::Began { key, name, dir }
             }
-            Ask::Complete => {
+            Ask::Complete | Ask::Snapshot => {
                 let Some(mut dataset) = self.open.take() else {
                     return failed(Code::State, "nothing was begun");
                 };

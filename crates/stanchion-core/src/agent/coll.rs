@@ -106,6 +106,11 @@ pub(super) fn merge(a: &mut Contrib, b: &Contrib) {
     }
 }
 
+/// Is it decided for ranks, and by what they say?
+pub(super) fn of_ranks(id: CollId) -> bool {
+    matches!(id, CollId::Init | CollId::Seq(_) | CollId::Filled(_))
+}
+
 /// Sorts and joins neighbours on one slot, so that their number is that of nodes, not of ranks.
 pub(super) fn join_ranges(mut ranges: Vec<RankRange>) -> Vec<RankRange> {
     ranges.sort();
@@ -136,7 +141,7 @@ impl Agent {
             // Not yet open: the child sends again.
             return;
         }
-        if self.ranks.ended() && matches!(id, CollId::Init | CollId::Seq(_)) {
+        if self.ranks.ended() && of_ranks(id) {
             return;
         }
         if let CollId::Seq(n) = id
@@ -161,7 +166,7 @@ impl Agent {
             .clone()
             .filter(|t| matches!(t.cause, Cause::Timeout | Cause::Unreachable));
         let coll = self.coll(id);
-        if coll.urgent.is_none() && matches!(id, CollId::Seq(_) | CollId::Init) {
+        if coll.urgent.is_none() && of_ranks(id) {
             coll.urgent = urgent;
         }
         coll.kids.insert(from, contrib);
@@ -173,7 +178,8 @@ impl Agent {
         let Some(view) = &self.view else { return };
         let children = view.tree.children().to_vec();
         let root = view.tree.is_root();
-        let waiting_for_all = !matches!(id, CollId::Seq(_));
+        // Where no rank is there is nothing to say, and an answer that went before may never have come there.
+        let waiting_for_all = !matches!(id, CollId::Seq(_) | CollId::Filled(_));
         let Some(coll) = self.colls.get(&id) else { return };
         if coll.verdict.is_some() || coll.asked {
             return;
@@ -267,7 +273,10 @@ impl Agent {
                 let keep = n.saturating_sub(ANSWERED_KEPT);
                 self.colls.retain(|id, _| !matches!(id, CollId::Seq(m) if *m < keep));
             }
-            CollId::Protect(_) | CollId::FlushPrepare(..) | CollId::FlushPublish(..) => {}
+            CollId::Protect(_)
+            | CollId::FlushPrepare(..)
+            | CollId::FlushPublish(..)
+            | CollId::Filled(_) => {}
         }
     }
 
@@ -300,7 +309,7 @@ impl Agent {
             }
             let limit = match id {
                 CollId::Init => init_ms,
-                CollId::Seq(_) => collective_ms,
+                CollId::Seq(_) | CollId::Filled(_) => collective_ms,
                 _ => continue,
             };
             if coll.urgent.is_none() && !coll.asked && now.since(coll.since) > limit {
@@ -336,6 +345,7 @@ impl Agent {
                 }
                 if next < sum.size { vec![RankId(next)] } else { Vec::new() }
             }),
+            CollId::Filled(key) => self.copying(key),
             _ => Vec::new(),
         }
     }

@@ -485,6 +485,9 @@ impl Agent {
 
     /// The controller wants the end: flush what policy says, then tell it.
     pub(super) fn on_finish(&mut self, flush: bool) {
+        if self.finish_waits(flush) {
+            return;
+        }
         let newest = self
             .datasets
             .iter()

@@ -1,6 +1,7 @@
-//! The memory that ranks share with this agent (FM-P1 to FM-P5); who has what, [`crate::pool`] knows.
+//! The memory that ranks share with this agent (FM-P1 to FM-P10); who has what, [`crate::pool`] knows.
 
 use super::Agent;
+use super::fill::Attached;
 use crate::api::{AgentAction, ConnId};
 use crate::bugs::Bug;
 use crate::pool::Do;
@@ -83,12 +84,14 @@ impl Agent {
         self.out.push(AgentAction::OpenMemory { conn, key, slot, rank, path, from });
     }
 
-    /// What the rank has written into the pool becomes its dataset's; what it was lent beside that is free.
+    /// What the rank has written into the pool becomes its dataset's; what it was lent beside that is free. With a
+    /// child that may still write, both only when that is gone; `child`: it is the one that writes all of it.
     pub(super) fn take_memory(
         &mut self,
         conn: ConnId,
         rank: RankId,
         own: Own,
+        child: bool,
         trouble: &mut Option<Trouble>,
     ) {
         let failed = self.lend_failed.remove(&conn);
@@ -100,23 +103,48 @@ impl Agent {
             None => self.check_memory(conn, &own),
             Some(_) => Ok((Vec::new(), BTreeSet::new())),
         };
+        let attached = self.attached(conn);
         let (files, used) = found.unwrap_or_else(|cause| {
             *trouble = Some(Trouble::new(cause).rank(rank));
             (Vec::new(), BTreeSet::new())
         });
         let used: Vec<ExtentId> = used.into_iter().collect();
+        if child && trouble.is_none() && matches!(attached, Attached::None | Attached::Gone(false))
+        {
+            // FM-P8
+            *trouble = Some(Trouble::new(Cause::ChildDied).rank(rank));
+        }
+        let key = self.ranks.open_dataset().unwrap_or_default();
+        if let Attached::Living(attached) = attached {
+            let lent = self.pool.lent_to(conn);
+            let copies = child && trouble.is_none();
+            let wishes = self.pool.complete(conn, &lent, self.now.mono);
+            if copies {
+                self.bind_child(attached, key, Some(files), used, lent);
+            } else {
+                let rest = lent.into_iter().filter(|id| !used.contains(id)).collect();
+                self.bind_child(attached, key, None, Vec::new(), rest);
+                self.keep(conn, rank, files);
+            }
+            self.pool_do(wishes);
+            return;
+        }
         let mut wishes = self.pool.complete(conn, &used, self.now.mono);
         if self.bug(Bug::FreeData) {
             wishes.extend(self.pool.released(&used, self.now.mono));
         }
+        self.keep(conn, rank, files);
+        // After `Keep`: what is lent next must not be what it refers to.
+        self.pool_do(wishes);
+    }
+
+    fn keep(&mut self, conn: ConnId, rank: RankId, files: Vec<(MemoryFile, u64)>) {
         if !files.is_empty()
             && let Some(key) = self.ranks.open_dataset()
             && let Some((_, slot)) = self.ranks.behind(conn)
         {
             self.out.push(AgentAction::Keep { key, slot, rank, files });
         }
-        // After `Keep`: what is lent next must not be what it refers to.
-        self.pool_do(wishes);
     }
 
     /// FM-P5: parts lie within extents that are lent to this rank, and make up the declared size.
@@ -196,6 +224,11 @@ impl Agent {
             wishes.extend(self.pool.shrink());
         }
         self.pool_do(wishes);
+    }
+
+    /// Could this extent of the pool be lent or given back at any moment? For those who look whether it should.
+    pub fn pool_spare(&self, id: ExtentId) -> bool {
+        self.pool.spare(id)
     }
 
     /// The pool in numbers, for the status.

@@ -9,9 +9,11 @@
 //! - [`restore`]: making a slot whole, from caches or the prefix.
 //! - [`lend`]: the memory that ranks share with this agent.
 //! - [`pressure`]: what goes when that is full.
+//! - [`fill`]: datasets that are copied behind the application.
 //! - [`orphan`]: what happens without a controller.
 
 mod coll;
+mod fill;
 mod flush;
 mod lend;
 mod orphan;
@@ -198,6 +200,7 @@ impl Dataset {
 enum TaskFor {
     MakeDirs(Key),
     Stat(Key, SlotId, u64),
+    FillStat(Key, SlotId),
     Digest(Key, SlotId),
     Encode(Key, SlotId, StripeId),
     Restore(Key, SlotId),
@@ -238,6 +241,7 @@ pub struct Agent {
     lend_failed: BTreeSet<ConnId>,
     pressure: pressure::Pressure,
     pace: Pace,
+    fill: fill::Fill,
     /// When the pool was last looked through for what is not needed.
     pool_shrunk: Millis,
 }
@@ -270,6 +274,7 @@ impl Agent {
             lend_failed: BTreeSet::new(),
             pressure: pressure::Pressure::default(),
             pace: Pace::default(),
+            fill: fill::Fill::default(),
             pool_shrunk: now.mono,
         }
     }
@@ -286,7 +291,7 @@ impl Agent {
             AgentEvent::RankRequest { conn, request } => self.on_rank_request(conn, request),
             AgentEvent::RankGone { conn, exited } => {
                 self.on_rank_gone(conn);
-                self.lend_gone(conn, exited);
+                self.memory_gone(conn, exited);
             }
             AgentEvent::Grown { ids, there } => self.lend_grown(&ids, there),
             AgentEvent::Retired(ids) => self.lend_retired(&ids),
@@ -473,6 +478,7 @@ impl Agent {
             }
         }
         self.restore = restore::Restore::default();
+        self.fill.stop();
     }
 
     fn holdings(&self, epoch: Epoch, round: u32) -> Holdings {
@@ -591,6 +597,7 @@ impl Agent {
         match purpose {
             TaskFor::MakeDirs(key) => self.on_dirs_made(key, result),
             TaskFor::Stat(key, slot, seq) => self.on_stat_done(key, slot, seq, result),
+            TaskFor::FillStat(key, slot) => self.on_fill_stat(key, slot, result),
             TaskFor::Digest(key, slot) => self.on_digested(key, slot, result),
             TaskFor::Encode(key, slot, stripe) => self.on_encoded(key, slot, stripe, result),
             TaskFor::Restore(key, slot) => self.on_restore_task(key, slot, result),

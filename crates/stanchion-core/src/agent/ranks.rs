@@ -1,5 +1,6 @@
 //! What ranks ask, and what they are told.
 
+use super::coll::of_ranks;
 use super::{Agent, Dataset, Phase, SlotPart, TaskFor};
 use crate::api::{AgentAction, ConnId, Millis, TaskResult, Work};
 use crate::bugs::Bug;
@@ -107,6 +108,12 @@ impl Ranks {
         Some((*rank, self.ranks.get(rank)?.slot))
     }
 
+    /// The connection of a rank that is there, and its slot.
+    pub(super) fn living(&self, rank: RankId) -> Option<(ConnId, SlotId)> {
+        let rank = self.ranks.get(&rank).filter(|r| !r.gone && self.welcome)?;
+        Some((rank.conn, rank.slot))
+    }
+
     /// Is the restart dataset being read?
     pub(super) fn reading(&self) -> bool {
         self.restart_started
@@ -182,7 +189,9 @@ impl Agent {
     pub(super) fn end_ranks(&mut self) {
         // A part of the ranks is gone: what the others asked must not be decided without them.
         self.ranks = Ranks { ended: true, ..Ranks::default() };
-        self.colls.retain(|id, _| !matches!(id, CollId::Init | CollId::Seq(_)));
+        self.colls.retain(|id, _| !of_ranks(*id));
+        self.fill.stop();
+        self.root_ranks_ended();
         self.out.push(AgentAction::EndRanks(Vec::new()));
     }
 
@@ -191,6 +200,8 @@ impl Agent {
             Request::Hello { rank, size, settings, .. } => {
                 self.on_hello(conn, rank, size, settings)
             }
+            Request::Attach { rank } => self.on_attach(conn, rank),
+            request if self.fill.is_child(conn) => self.on_child_request(conn, request),
             request if !self.ranks.by_conn.contains_key(&conn) => {
                 let _ = request;
                 self.fail(conn, Code::Protocol, "the first request must be hello".into());
@@ -214,6 +225,9 @@ impl Agent {
             Request::Reserve { bytes } => self.on_reserve(conn, bytes),
             Request::Lend { bytes, anew } => self.on_lend(conn, bytes, anew),
             Request::OpenMemory { path, from } => self.on_open_memory(conn, path, from),
+            Request::Copied => {
+                self.fail(conn, Code::Protocol, "a rank has no such request".into());
+            }
             Request::GetSetting { name } => {
                 let value = stanchion_format::config::find(&name)
                     .ok()
@@ -350,10 +364,11 @@ impl Agent {
             ..Contrib::default()
         };
         match ask {
-            Ask::Complete => {
+            Ask::Complete | Ask::Snapshot => {
                 part.ranges = vec![RankRange { first: rank_id, count: 1, slot }];
                 part.trouble = self.take_files(rank_id, slot, &own, &mut part);
-                self.take_memory(conn, rank_id, own, &mut part.trouble);
+                let child = own.child && ask == Ask::Snapshot;
+                self.take_memory(conn, rank_id, own, child, &mut part.trouble);
             }
             Ask::CompleteRestart if !own.valid => {
                 part.trouble = Some(Trouble::new(Cause::SaidInvalid).rank(rank_id).slot(slot));
@@ -421,8 +436,11 @@ impl Agent {
         if joined < self.ranks.ranks.len() {
             return;
         }
-        let complete = matches!(self.ranks.asks.get(&seq), Some((Ask::Complete, _)));
-        if complete && let Some(trouble) = self.open_trouble() {
+        let ask = self.ranks.asks.get(&seq).map(|(ask, _)| ask.clone());
+        let complete = ask == Some(Ask::Complete);
+        if (complete || ask == Some(Ask::Snapshot))
+            && let Some(trouble) = self.open_trouble()
+        {
             self.coll(id).own.trouble.get_or_insert(trouble);
         }
         if complete && self.bug(Bug::SkipStat) {
@@ -453,6 +471,19 @@ impl Agent {
             self.own_part_done(seq);
             return;
         };
+        let stats = self.files_to_look_at(key);
+        if stats.is_empty() {
+            self.own_part_done(seq);
+            return;
+        }
+        self.ranks.stats.insert(seq, stats.len());
+        for (slot, files) in stats {
+            self.run(TaskFor::Stat(key, slot, seq), Work::Stat { key, slot, files });
+        }
+    }
+
+    /// What was declared on each of my slots; one of which nothing was declared has all its data.
+    pub(super) fn files_to_look_at(&mut self, key: Key) -> Vec<(SlotId, Vec<FileDecl>)> {
         let mut stats = Vec::new();
         for slot in self.my_slots() {
             let Some(dataset) = self.datasets.get_mut(&key) else { continue };
@@ -462,14 +493,7 @@ impl Agent {
                 None => part.data = true,
             }
         }
-        if stats.is_empty() {
-            self.own_part_done(seq);
-            return;
-        }
-        self.ranks.stats.insert(seq, stats.len());
-        for (slot, files) in stats {
-            self.run(TaskFor::Stat(key, slot, seq), Work::Stat { key, slot, files });
-        }
+        stats
     }
 
     pub(super) fn on_stat_done(&mut self, key: Key, slot: SlotId, seq: u64, result: TaskResult) {
@@ -530,6 +554,7 @@ impl Agent {
                 self.ranks.restart_started = false;
             }
             (Ask::StartRestart, Verdict::Ok) => self.ranks.restart_started = true,
+            (Ask::Snapshot, Verdict::Ok) => self.start_filling(),
             (Ask::Finalize, Verdict::Ok) => {
                 self.ranks.ranks.values_mut().for_each(|r| r.finalized = true);
             }
@@ -542,6 +567,7 @@ impl Agent {
                 answer => self.answer(conn, answer),
             }
         }
+        self.advance_fill();
     }
 
     fn take_waiting(&mut self, seq: u64) -> Vec<(ConnId, RankId)> {

@@ -244,6 +244,7 @@ impl Agent {
     }
 
     fn committed(&mut self, key: Key) {
+        self.fill.close(key);
         if self.ranks.open_dataset() == Some(key) {
             self.ranks.close_dataset();
         }
@@ -269,9 +270,11 @@ impl Agent {
         if self.ranks.open_dataset() == Some(key) {
             self.ranks.close_dataset();
         }
+        self.fill.close(key);
         self.datasets.remove(&key);
         self.out.push(AgentAction::Evict(vec![key]));
         self.root_dropped(key, trouble);
+        self.tick_waits();
     }
 
     fn level_reached(&mut self, key: Key, level: Level) {
@@ -353,6 +356,7 @@ impl super::TaskFor {
         match self {
             MakeDirs(k)
             | Stat(k, ..)
+            | FillStat(k, _)
             | Digest(k, _)
             | Encode(k, ..)
             | Restore(k, _)

@@ -36,6 +36,15 @@ struct PendingBegin {
     since: Millis,
 }
 
+/// A dataset of which all ranks have asked a snapshot, until the record that commits or drops it is announced.
+#[derive(Debug)]
+struct Filling {
+    key: Key,
+    /// What the ranks said.
+    said: Contrib,
+    decided: bool,
+}
+
 /// The root's own memory.
 #[derive(Debug)]
 pub(super) struct Root {
@@ -45,6 +54,10 @@ pub(super) struct Root {
     reports_sent: Option<Millis>,
     open: Option<(Key, Millis)>,
     pending_begin: Option<PendingBegin>,
+    filling: Option<Filling>,
+    /// Finalize, and the controller's wish to finish, while a dataset is being filled.
+    pending_finalize: Option<CollId>,
+    pending_finish: Option<bool>,
     restart: Option<Key>,
     restart_started: bool,
     /// The restart dataset was rejected, or another one is wanted: what the controller must decide.
@@ -70,6 +83,9 @@ impl Root {
             reports_sent: None,
             open: None,
             pending_begin: None,
+            filling: None,
+            pending_finalize: None,
+            pending_finish: None,
             restart: plan.restart.map(|(key, _)| key),
             restart_started: false,
             redecide: None,
@@ -117,6 +133,7 @@ impl Agent {
             CollId::Protect(key) => self.decide_protect(key, all),
             CollId::FlushPrepare(key, attempt) => self.decide_prepared(key, attempt, all),
             CollId::FlushPublish(key, attempt) => self.decide_published(key, attempt, all),
+            CollId::Filled(key) => self.decide_filled(key, all),
         }
     }
 
@@ -193,7 +210,7 @@ impl Agent {
             self.answer_coll(id, Verdict::Failed(Code::Internal, Trouble::new(Cause::State)));
             return;
         };
-        if let Some(trouble) = urgent.filter(|_| ask != Ask::Complete) {
+        if let Some(trouble) = urgent.filter(|_| !matches!(ask, Ask::Complete | Ask::Snapshot)) {
             self.collective_failed(id, &all, Code::Timeout, trouble);
             return;
         }
@@ -209,23 +226,66 @@ impl Agent {
             Ask::Barrier => self.answer_coll(id, Verdict::Ok),
             Ask::Begin { name, flags } => self.decide_begin(id, name, flags),
             Ask::Complete => self.decide_complete(id, all),
+            Ask::Snapshot => self.decide_snapshot(id, all),
             Ask::HaveRestart => self.answer_coll(id, Verdict::Ok),
             Ask::StartRestart => self.decide_start_restart(id),
             Ask::CompleteRestart => self.decide_complete_restart(id, all),
             Ask::Current { name } => self.decide_current(id, name),
             Ask::Drop { name } => self.decide_forget(id, &name, false),
             Ask::Delete { name } => self.decide_forget(id, &name, true),
-            Ask::Finalize => {
-                self.root_mut().finalized = true;
-                self.report(Report::Finalized);
-                self.answer_coll(id, Verdict::Ok);
-            }
+            // What is being filled is complete before the ranks go.
+            Ask::Finalize if self.filling() => self.root_mut().pending_finalize = Some(id),
+            Ask::Finalize => self.finalize(id),
         }
+    }
+
+    fn finalize(&mut self, id: CollId) {
+        self.root_mut().finalized = true;
+        self.report(Report::Finalized);
+        self.answer_coll(id, Verdict::Ok);
+    }
+
+    /// Is a dataset being copied behind the application?
+    fn filling(&self) -> bool {
+        self.root.as_ref().is_some_and(|r| r.filling.is_some())
+    }
+
+    /// Without ranks nobody says any more what is filled.
+    pub(super) fn root_ranks_ended(&mut self) {
+        if let Some(root) = &mut self.root {
+            root.filling = None;
+        }
+    }
+
+    /// The controller's wish to finish waits for a dataset that is being filled.
+    pub(super) fn finish_waits(&mut self, flush: bool) -> bool {
+        let waits = self.filling();
+        if waits {
+            self.root_mut().pending_finish = Some(flush);
+        }
+        waits
+    }
+
+    /// A dataset was committed or dropped: what waited for that goes on.
+    fn filled_over(&mut self, key: Key) {
+        let Some(root) = self.root.as_mut() else { return };
+        if root.filling.as_ref().is_none_or(|f| f.key != key) {
+            return;
+        }
+        root.filling = None;
+        let (finalize, finish) = (root.pending_finalize.take(), root.pending_finish.take());
+        if let Some(id) = finalize {
+            self.finalize(id);
+        }
+        if let Some(flush) = finish {
+            self.on_finish(flush);
+        }
+        self.try_begin_if_pending();
     }
 
     fn collective_failed(&mut self, id: CollId, all: &Contrib, code: Code, trouble: Trouble) {
         self.report(Report::CollectiveFailed(trouble.clone()));
-        let completing = all.ask == Some(Ask::Complete);
+        let completing = matches!(all.ask, Some(Ask::Complete | Ask::Snapshot));
         let open = self.root_mut().open;
         let verdict = match open {
             // FM-S2: what cannot be voted on is dropped, by a record like any other.
@@ -324,8 +384,12 @@ impl Agent {
         self.try_begin();
     }
 
-    /// Begins the dataset that waits, if no more than a bounded number wait for their protection.
+    /// Begins the dataset that waits, if no more than a bounded number wait for their protection, and none is still
+    /// being filled.
     fn try_begin(&mut self) {
+        if self.filling() {
+            return;
+        }
         let waiting = self.datasets.values().filter(|d| d.protecting()).count();
         let limit = self.settings().number("collective_timeout_ms");
         let now = self.now.mono;
@@ -382,33 +446,78 @@ impl Agent {
     }
 
     fn decide_complete(&mut self, id: CollId, all: Contrib) {
+        let Some((key, all)) = self.take_declared(id, all) else { return };
+        let n = self.certify(key, all);
+        self.answer_coll(id, Verdict::Record(n));
+    }
+
+    /// The open dataset, and what all ranks said of it.
+    fn take_declared(&mut self, id: CollId, mut all: Contrib) -> Option<(Key, Contrib)> {
         let Some((key, _)) = self.root_mut().open.take() else {
+            self.answer_coll(id, Verdict::Failed(Code::State, Trouble::new(Cause::State)));
+            return None;
+        };
+        let since = self.coll(id).since;
+        all.times.coordinate_us = self.now.mono.since(since) * 1000;
+        // FM-S2: who does not speak has not said yes.
+        let silent = all.ranks != self.root_mut().ranks;
+        all.trouble = all.trouble.or(silent.then(|| Trouble::new(Cause::Unreachable)));
+        Some((key, all))
+    }
+
+    fn decide_snapshot(&mut self, id: CollId, all: Contrib) {
+        let Some((key, all)) = self.take_declared(id, all) else { return };
+        if all.trouble.is_some() {
+            let n = self.certify(key, all);
+            self.answer_coll(id, Verdict::Record(n));
+            return;
+        }
+        self.root_mut().filling = Some(Filling { key, said: all, decided: false });
+        // Its deadline runs.
+        self.coll(CollId::Filled(key));
+        self.answer_coll(id, Verdict::Ok);
+        self.advance(CollId::Filled(key));
+    }
+
+    /// FM-P9: what all agents have of it is what all ranks declared, or it is dropped.
+    fn decide_filled(&mut self, key: Key, all: Contrib) {
+        let id = CollId::Filled(key);
+        let filling = self.root_mut().filling.as_mut().filter(|f| f.key == key && !f.decided);
+        let Some(filling) = filling else {
             self.answer_coll(id, Verdict::Failed(Code::State, Trouble::new(Cause::State)));
             return;
         };
-        let now = self.now.mono;
-        let since = self.coll(id).since;
-        // FM-S2: who does not speak has not said yes.
-        let silent = all.ranks != self.root_mut().ranks;
-        let trouble = all.trouble.or(silent.then(|| Trouble::new(Cause::Unreachable)));
-        let Some(dataset) = self.datasets.get_mut(&key) else { return };
+        filling.decided = true;
+        let mut said = filling.said.clone();
+        said.trouble = all.trouble;
+        said.times = said.times.max(all.times);
+        let n = self.certify(key, said);
+        self.answer_coll(id, Verdict::Record(n));
+    }
+
+    /// The record that commits a dataset, or drops it if there is trouble.
+    fn certify(&mut self, key: Key, all: Contrib) -> u64 {
+        let trouble = all.trouble.clone();
+        let Some(dataset) = self.datasets.get_mut(&key) else {
+            return self.issue(Record::Drop(key, Trouble::new(Cause::NoDataset)));
+        };
         let mut info = dataset.info.clone();
         info.ranks = all.ranks;
         info.bytes = all.bytes;
         info.files = all.files;
         info.placement = all.ranges.clone();
         dataset.times = dataset.times.max(all.times);
-        dataset.times.coordinate_us = now.since(since) * 1000;
-        let n = match trouble {
+        dataset.times.coordinate_us = all.times.coordinate_us;
+        match trouble {
             Some(trouble) => self.issue(Record::Drop(key, trouble)),
             None => self.issue(Record::Commit(Box::new(info))),
-        };
-        self.answer_coll(id, Verdict::Record(n));
+        }
     }
 
     fn decide_start_restart(&mut self, id: CollId) {
         let root = self.root_mut();
-        let allowed = root.restart.is_some() && !root.restart_started && root.open.is_none();
+        let writing = root.open.is_some() || root.filling.is_some();
+        let allowed = root.restart.is_some() && !root.restart_started && !writing;
         if allowed {
             root.restart_started = true;
             self.answer_coll(id, Verdict::Ok);
@@ -532,10 +641,12 @@ impl Agent {
         if checkpoint && self.halt_due() && self.settings().flag("halt_enabled") {
             self.report(Report::HaltDue);
         }
+        self.filled_over(key);
     }
 
     pub(super) fn root_dropped(&mut self, key: Key, trouble: &Trouble) {
         self.report(Report::Dropped(key, trouble.clone()));
+        self.filled_over(key);
     }
 
     pub(super) fn root_protect_failed(&mut self, key: Key, trouble: Trouble) {
@@ -613,6 +724,11 @@ impl Agent {
             self.send(PeerId::Controller, msg);
         }
         self.try_begin_if_pending();
+        if !self.filling()
+            && let Some(flush) = self.root_mut().pending_finish.take()
+        {
+            self.on_finish(flush);
+        }
         self.tick_flush();
     }
 

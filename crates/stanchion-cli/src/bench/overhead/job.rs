@@ -185,7 +185,7 @@ impl Saver {
                 let file = options.write(true).create(true).truncate(false).open(path)?;
                 saver.file = Some(file);
             }
-            Way::Pool | Way::Flush | Way::Incremental => {
+            Way::Pool | Way::Flush | Way::Cow | Way::Incremental => {
                 let mut options = Options::from_environment();
                 options.identity = Some((args.rank, args.ranks));
                 let mut client = Client::connect(&options)?;
@@ -212,6 +212,7 @@ impl Saver {
             let regions = [Region { id: 1, bytes }];
             let begun = match self.way {
                 Way::Incremental => client.checkpoint_incremental("", FLAG_CHECKPOINT, &regions)?,
+                Way::Cow => client.checkpoint_cow("", FLAG_CHECKPOINT, &regions)?,
                 _ => client.checkpoint("", FLAG_CHECKPOINT, &regions)?,
             };
             if self.looks {

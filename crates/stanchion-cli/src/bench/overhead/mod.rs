@@ -165,7 +165,7 @@ fn place_rows(place: Place, cores: usize, runs: &[Run]) -> Vec<Row> {
         fact(name("no checkpoints, median"), spread(&bare).median, "s"),
         fact(name("no checkpoints, most / least"), spread(&bare).max / spread(&bare).min, "ratio"),
     ];
-    for way in [Way::Files, Way::Pool, Way::Flush, Way::Incremental] {
+    for way in [Way::Files, Way::Pool, Way::Cow, Way::Flush, Way::Incremental] {
         let slower: Vec<f64> = of(way)
             .filter_map(|r| {
                 let bare = of(Way::None).find(|n| n.round == r.round)?.total();
