@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import harness  # noqa: E402
 
 MODULES = ["test_life", "test_loss", "test_damage", "test_regions", "test_store", "test_scr", "test_bad_input", "test_network",
-           "test_cycles"]
+           "test_cycles", "test_pool", "test_memory"]
 
 
 class Deadline(Exception):

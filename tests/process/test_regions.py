@@ -3,6 +3,7 @@
 heat2d_regions computes what heat2d does, to the bit; the references are those of heat2d-plain.
 """
 
+import json
 import os
 import signal
 from functools import partial
@@ -41,6 +42,30 @@ def test_undisturbed(lab):
         # What the regions hold, and little more.
         check(all(1 << 20 <= size < (1 << 20) + (1 << 16) for size in sizes), f"{sizes}")
     lab.tool("verify", "--all", "--prefix", lab.prefix)
+
+
+def test_where_the_time_went(lab):
+    """Every dataset tells it: in the events, and in the prefix for good."""
+    run = heat(lab, spares=0, run_args=("--flush-every", 5))
+    run.finish()
+    for event in run.all_events("committed"):
+        t = event["times"]
+        check(0 < t["copy_us"] <= t["blocked_us"] and t["pool_us"] <= t["blocked_us"], f"{event}")
+        # The longest of 16 ranks, and of all of them.
+        check(t["copy_us"] <= t["copy_sum_us"] <= RANKS * t["copy_us"], f"{event}")
+        check(t["pool_us"] <= t["pool_sum_us"] <= RANKS * t["pool_us"], f"{event}")
+    names = [d["name"] for d in lab.listed()["datasets"]]
+    check(names, "nothing was flushed")
+    for name in names:
+        times = json.loads(lab.tool("inspect", name, "--prefix", lab.prefix, "--json").stdout)["times"]
+        told = next(e["times"] for e in run.all_events("committed") if e["name"] == name)
+        same = ("copy_us", "copy_sum_us", "pool_us", "pool_sum_us", "blocked_us", "write_us", "coordinate_us")
+        check(all(times[k] == told[k] for k in same), f"{times} {told}")
+        behind = ("digest_us", "transfer_us", "encode_us", "storage_us")
+        check(all(times[k] > 0 for k in behind), f"{times}")
+        shown = lab.tool("inspect", name, "--prefix", lab.prefix).stdout
+        for word in ("copied", "waited for the pool", "coordinated", "encoded", "transferred", "stored"):
+            check(word in shown, f"{word} is not in\n{shown}")
 
 
 def test_undisturbed_with_an_empty_region(lab):

@@ -454,7 +454,10 @@ impl<M: AgentMind> Daemon<M> {
             AgentAction::OpenMemory { conn, key, slot, rank, path, from } => {
                 self.open_memory(conn, (key, slot, rank), &path, from);
             }
-            AgentAction::Run { task, work } => self.bulk.run(task, work),
+            AgentAction::Run { task, work, due } => {
+                let due = due.map(|at| self.clock.instant(at));
+                self.bulk.run(task, work, due);
+            }
             AgentAction::CancelAll => self.bulk.cancel_all(),
             AgentAction::Publish(manifest) => self.bulk.publish(manifest),
             AgentAction::EndRanks(conns) => self.ranks.end(&conns),

@@ -67,7 +67,7 @@ fn usual(event: &AgentEvent) -> Vec<AgentAction> {
         AgentEvent::Message { msg: Msg::Survey { .. }, .. } => {
             let (key, slot, ranks) = (key(), SlotId(0), vec![RankId(4)]);
             let work = Work::MakeDirs { key, slot, ranks };
-            vec![AgentAction::Run { task: TaskId(5), work }]
+            vec![AgentAction::Run { task: TaskId(5), work, due: None }]
         }
         AgentEvent::TaskDone { task: TaskId(5), result: TaskResult::Done(_) } => vec![say("made")],
         AgentEvent::RankRequest { conn, .. } => {
@@ -222,7 +222,7 @@ async fn tasks_that_were_voided_are_not_told_of() {
         AgentEvent::Message { msg: Msg::Ping(_), .. } => {
             let dirs = |task| {
                 let work = Work::MakeDirs { key: key(), slot: SlotId(0), ranks: vec![RankId(0)] };
-                AgentAction::Run { task: TaskId(task), work }
+                AgentAction::Run { task: TaskId(task), work, due: None }
             };
             vec![dirs(1), dirs(2), AgentAction::CancelAll, dirs(3)]
         }

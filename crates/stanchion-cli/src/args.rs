@@ -1,6 +1,6 @@
 //! The command line.
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -256,6 +256,180 @@ pub enum Bench {
     /// A rank of it
     #[command(hide = true)]
     BlockedRank(BlockedRankArgs),
+    /// Time that checkpoints cost a job which computes, with what is done behind it
+    Overhead(OverheadArgs),
+    /// The job of `bench overhead`
+    #[command(hide = true)]
+    OverheadRanks(OverheadRankArgs),
+    /// A rank of it
+    #[command(hide = true)]
+    OverheadRank(OverheadRankArgs),
+    /// What the agent's shared memory costs: asking, making, copying cold and warm, waiting for it
+    Pool(PoolArgs),
+    /// The job of `bench pool`
+    #[command(hide = true)]
+    PoolRanks(PoolRankArgs),
+    /// A rank of it
+    #[command(hide = true)]
+    PoolRank(PoolRankArgs),
+}
+
+/// `stanchion bench pool`.
+#[derive(Debug, Args)]
+pub struct PoolArgs {
+    /// Ranks, at most: it is measured with 1, 2, 4 and so on
+    #[arg(long, default_value_t = 4)]
+    pub ranks: u32,
+    /// Memory of each, MiB
+    #[arg(long, default_value_t = 64)]
+    pub mb: u64,
+    /// Rounds
+    #[arg(long, default_value_t = 9)]
+    pub repeats: u32,
+    /// A directory for what the job needs
+    #[arg(long, value_name = "DIR", default_value = "/tmp")]
+    pub disk: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Exit with 1 if a goal is missed
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// Inside of `stanchion bench pool`.
+#[derive(Debug, Args)]
+pub struct PoolRankArgs {
+    #[arg(long, default_value_t = 0)]
+    pub rank: u32,
+    #[arg(long)]
+    pub ranks: u32,
+    #[arg(long)]
+    pub mb: u64,
+    #[arg(long)]
+    pub repeats: u32,
+    #[arg(long)]
+    pub full: bool,
+    #[arg(long)]
+    pub dir: PathBuf,
+}
+
+/// How a computing job makes its state safe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Way {
+    /// Not at all
+    None,
+    /// Each rank writes its own file in place, and fsync
+    Files,
+    /// Through the pool; safe in the caches
+    Pool,
+    /// Through the pool, and every checkpoint is flushed to the disk
+    Flush,
+    /// Through the pool, copied behind the ranks
+    Cow,
+    /// Through the pool, only what changed
+    Incremental,
+}
+
+impl Way {
+    /// As an argument.
+    pub fn word(self) -> &'static str {
+        match self {
+            Way::None => "none",
+            Way::Files => "files",
+            Way::Pool => "pool",
+            Way::Flush => "flush",
+            Way::Cow => "cow",
+            Way::Incremental => "incremental",
+        }
+    }
+
+    /// For people.
+    pub fn title(self) -> &'static str {
+        match self {
+            Way::None => "no checkpoints",
+            Way::Files => "files in place, fsync",
+            Way::Pool => "interleaved, caches",
+            Way::Flush => "interleaved, to disk",
+            Way::Cow => "copy-on-write, caches",
+            Way::Incremental => "incremental, caches",
+        }
+    }
+}
+
+/// Where a computing job runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Place {
+    /// On all cores
+    Busy,
+    /// On all but one
+    Spare,
+}
+
+impl Place {
+    /// As an argument.
+    pub fn word(self) -> &'static str {
+        match self {
+            Place::Busy => "busy",
+            Place::Spare => "spare",
+        }
+    }
+}
+
+/// `stanchion bench overhead`.
+#[derive(Debug, Args)]
+pub struct OverheadArgs {
+    /// Ranks
+    #[arg(long, default_value_t = 4)]
+    pub ranks: u32,
+    /// Memory of each, MiB
+    #[arg(long, default_value_t = 256)]
+    pub mb: u64,
+    /// How long the job computes without checkpoints
+    #[arg(long, value_name = "S", default_value_t = 60.0)]
+    pub seconds: f64,
+    /// Checkpoints in this time, evenly
+    #[arg(long, default_value_t = 3)]
+    pub checkpoints: u32,
+    /// Rounds; each runs the job once in every way
+    #[arg(long, default_value_t = 5)]
+    pub repeats: u32,
+    /// How the state is made safe
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "files,pool,cow,flush")]
+    pub ways: Vec<Way>,
+    /// On which cores the job runs
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "busy,spare")]
+    pub place: Vec<Place>,
+    /// A directory on a disk
+    #[arg(long, value_name = "DIR", default_value = "/tmp")]
+    pub disk: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Exit with 1 if a goal is missed
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// Inside of `stanchion bench overhead`.
+#[derive(Debug, Args)]
+pub struct OverheadRankArgs {
+    #[arg(long, default_value_t = 0)]
+    pub rank: u32,
+    #[arg(long)]
+    pub ranks: u32,
+    #[arg(long)]
+    pub mb: u64,
+    #[arg(long)]
+    pub steps: u64,
+    #[arg(long)]
+    pub checkpoints: u32,
+    #[arg(long, default_value_t = 0)]
+    pub cores: usize,
+    #[arg(long, value_enum)]
+    pub way: Way,
+    #[arg(long)]
+    pub dir: PathBuf,
 }
 
 /// `stanchion bench aggregate`.

@@ -107,6 +107,11 @@ fn lease_value(lease: Option<&LeaseFile>) -> Value {
     })
 }
 
+/// Records of older versions do not tell.
+fn times_value(record: &IndexRecord) -> Value {
+    record.times.as_ref().map_or(Value::Null, words::times)
+}
+
 /// Who holds a lease, in words.
 pub fn holder(lease: &LeaseFile) -> String {
     let who = if lease.role == "orphans" { "the agents of a lost run" } else { "a run" };
@@ -126,6 +131,7 @@ pub fn list(args: &PrefixArgs) -> Result<Exit, Failed> {
                 let mut value = words::dataset(&r.info);
                 value["unix_s"] = r.unix_s.into();
                 value["state"] = state(r).into();
+                value["times"] = times_value(r);
                 value
             })
             .collect();
@@ -177,6 +183,7 @@ pub fn inspect(args: &InspectArgs) -> Result<Exit, Failed> {
         let mut value = words::dataset(&record.info);
         value["prefix"] = json!(opened.root);
         value["unix_s"] = record.unix_s.into();
+        value["times"] = times_value(&record);
         value["flushed_by"] =
             json!({"epoch": record.epoch.0, "incarnation": record.inc.to_string()});
         value["ranks_on"] = record
@@ -250,7 +257,12 @@ fn inspect_text(record: &IndexRecord, slots: &[(SlotId, Result<Manifest, Trouble
     files.sort_by_key(|(rank, _)| *rank);
     let rows = files.into_iter().map(|(_, row)| row).collect();
     let header = ["RANK", "NODE", "BYTES", "CHUNKS", "MODE", "FILE"];
-    format!("{}\n{}", out::table(&[], &[], facts), out::table(&header, &[0, 1, 2, 3], rows))
+    let mut text = out::table(&[], &[], facts);
+    if let Some(times) = &record.times {
+        let header = ["TIME", "LONGEST", "OF"];
+        text += &format!("\n{}", out::table(&header, &[1], words::times_rows(times)));
+    }
+    format!("{text}\n{}", out::table(&header, &[0, 1, 2, 3], rows))
 }
 
 /// `stanchion verify`.

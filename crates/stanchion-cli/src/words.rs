@@ -89,12 +89,32 @@ fn opt_trouble(t: Option<&Trouble>) -> Value {
     t.map_or(Value::Null, trouble)
 }
 
-fn times(t: &Times) -> Value {
+/// Where a dataset's time went, for programs.
+pub fn times(t: &Times) -> Value {
     json!({
         "write_us": t.write_us, "blocked_us": t.blocked_us, "copy_us": t.copy_us, "pool_us": t.pool_us, "coordinate_us": t.coordinate_us,
         "digest_us": t.digest_us, "transfer_us": t.transfer_us, "encode_us": t.encode_us,
-        "storage_us": t.storage_us,
+        "storage_us": t.storage_us, "copy_sum_us": t.copy_sum_us, "pool_sum_us": t.pool_sum_us,
     })
+}
+
+/// The same for people: what, how long, and of whom.
+pub fn times_rows(t: &Times) -> Vec<Vec<String>> {
+    const RANK: &str = "the slowest rank";
+    const AGENT: &str = "the slowest agent";
+    let all = |us: u64| format!("{RANK}; all together {}", micros(us));
+    let rows: [(&str, u64, String); 9] = [
+        ("written by the application", t.write_us, RANK.into()),
+        ("blocked", t.blocked_us, RANK.into()),
+        ("  copied", t.copy_us, all(t.copy_sum_us)),
+        ("  waited for the pool", t.pool_us, all(t.pool_sum_us)),
+        ("coordinated", t.coordinate_us, "from the first vote to the decision".into()),
+        ("checksummed", t.digest_us, AGENT.into()),
+        ("encoded", t.encode_us, AGENT.into()),
+        ("transferred", t.transfer_us, AGENT.into()),
+        ("stored", t.storage_us, AGENT.into()),
+    ];
+    rows.into_iter().map(|(what, us, whose)| vec![what.into(), micros(us), whose]).collect()
 }
 
 /// A dataset for programs.
@@ -328,6 +348,16 @@ impl Teller {
                     self.name(*k)
                 ),
             ),
+            Report::Evicted { key: k, protected } => {
+                let mut facts = of(*k, None);
+                facts["protected"] = (*protected).into();
+                let why = match protected {
+                    true => "a newer one is protected",
+                    false => "before its redundancy was complete, as pool_full=drop says",
+                };
+                let text = format!("{} goes: a pool is full; {why}", self.name(*k));
+                said("evicted", facts, text)
+            }
             Report::Forgotten(k) => said(
                 "forgotten",
                 of(*k, None),

@@ -115,6 +115,8 @@ pub enum AgentAction {
         task: TaskId,
         /// What.
         work: Work,
+        /// Nobody waits for it until then; from then on the next checkpoint may.
+        due: Option<Millis>,
     },
     /// Tasks under way are void: stop them soon, send no `TaskDone` for them.
     CancelAll,

@@ -40,6 +40,8 @@ pub enum Bug {
     LendMapped,
     /// FM-P3: extents of a dataset are free as soon as its rank has completed.
     FreeData,
+    /// FM-S18: a full pool takes the newest dataset.
+    DropNewest,
     /// FM-P9: an agent says that its part is copied before the children of its ranks have done it.
     CommitUnfilled,
     /// FM-P10: what a child writes to is free as soon as its rank is gone.

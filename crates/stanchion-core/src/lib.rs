@@ -13,5 +13,6 @@ pub mod api;
 pub mod bugs;
 pub mod controller;
 pub mod fold;
+pub mod pace;
 pub mod pool;
 pub mod tree;

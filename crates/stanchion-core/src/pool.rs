@@ -140,6 +140,12 @@ impl Pool {
         self.wants.iter().any(|w| matches!(w.kind, Kind::Lend(_)))
     }
 
+    /// Does a rank wait for what only the end of a dataset can bring?
+    pub fn starving(&self) -> bool {
+        let comes = |e: &Extent| matches!(e.state, State::Growing | State::Retiring);
+        self.waiting() && !self.extents.values().any(comes)
+    }
+
     /// The rank wants up to `bytes` bytes to write to. It is answered by `deadline`, whatever is under way then; who is
     /// not `patient` waits only for memory to be made. With what it has, more than the limit: it is told at once, by
     /// an empty list.

@@ -34,6 +34,11 @@ impl Tree {
         self.me == Some(0)
     }
 
+    /// The root, if there are members.
+    pub fn root(&self) -> Option<AgentId> {
+        self.members.first().copied()
+    }
+
     /// My parent, unless I am the root or not in it.
     pub fn parent(&self) -> Option<AgentId> {
         self.me.filter(|me| *me > 0).map(|me| self.members[(me - 1) / self.fanout])

@@ -159,9 +159,11 @@ pub const SETTINGS: &[Setting] = &[
         "pool_full",
         None,
         "wait",
-        Unit::Word(&["wait", "skip"]),
+        Unit::Word(&["wait", "skip", "drop"]),
         Scope::Job,
-        "What a checkpoint does when the pool is full: wait for room (pool_wait_ms), or be dropped at once.",
+        "What a checkpoint does when the pool is full: wait for room (pool_wait_ms); skip: be dropped at once; drop: the \
+         oldest one whose redundancy is not complete, but never the newest, goes to make room, and then it waits. With \
+         wait and drop a checkpoint older than the newest protected one goes first, also below cache_datasets.",
     ),
     row(
         "pool_wait_ms",

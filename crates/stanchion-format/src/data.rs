@@ -37,11 +37,11 @@ pub struct ChunkRequest {
 /// Answers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChunkAnswer {
-    /// So many raw bytes follow, with this checksum (taken while they were read now).
+    /// So many raw bytes follow, with this checksum.
     Bytes {
         /// Length, bytes; at most `CHUNK_BYTES_MAX`.
         len: u32,
-        /// Checksum of the bytes that follow.
+        /// Of parity the checksum of the bytes that follow; of data what it must be.
         crc: Crc,
     },
     /// This agent does not have it.

@@ -13,7 +13,7 @@
 use crate::checksum::{Crc, crc64};
 use crate::ids::{Ancestry, Epoch, Incarnation, JobId, Key, RankId, SlotId};
 use crate::manifest::Manifest;
-use crate::peer::DatasetInfo;
+use crate::peer::{DatasetInfo, Times};
 use serde::{Deserialize, Serialize};
 
 /// Our directory in the prefix.
@@ -40,6 +40,9 @@ pub struct IndexRecord {
     pub unix_s: u64,
     /// For each slot the checksum of its manifest ([`Manifest::crc`]).
     pub slots: Vec<(SlotId, Crc)>,
+    /// Where its time went until it was written; older records have none, and are what they are without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<Times>,
     /// Checksum of this record with this field 0, see [`IndexRecord::seal`].
     pub crc: Crc,
 }

@@ -296,7 +296,7 @@ pub struct Contrib {
     pub slots: Vec<(SlotId, Crc)>,
 }
 
-/// Where a dataset's time went, microseconds; the longest over ranks or agents.
+/// Where a dataset's time went, microseconds; the longest over ranks or agents, where it does not say otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct Times {
     /// The application wrote its files.
@@ -318,10 +318,14 @@ pub struct Times {
     pub encode_us: u64,
     /// Agents wrote to the prefix.
     pub storage_us: u64,
+    /// Copying, of all ranks together.
+    pub copy_sum_us: u64,
+    /// Waiting for room in the pool, of all ranks together.
+    pub pool_sum_us: u64,
 }
 
 impl Times {
-    /// The longer of each.
+    /// The longer of each: what is known of one dataset at two moments.
     pub fn max(self, o: Times) -> Times {
         Times {
             write_us: self.write_us.max(o.write_us),
@@ -333,6 +337,17 @@ impl Times {
             transfer_us: self.transfer_us.max(o.transfer_us),
             encode_us: self.encode_us.max(o.encode_us),
             storage_us: self.storage_us.max(o.storage_us),
+            copy_sum_us: self.copy_sum_us.max(o.copy_sum_us),
+            pool_sum_us: self.pool_sum_us.max(o.pool_sum_us),
+        }
+    }
+
+    /// Of two parts of the job that have no rank in common.
+    pub fn with(self, o: Times) -> Times {
+        Times {
+            copy_sum_us: self.copy_sum_us.saturating_add(o.copy_sum_us),
+            pool_sum_us: self.pool_sum_us.saturating_add(o.pool_sum_us),
+            ..self.max(o)
         }
     }
 }
@@ -369,6 +384,8 @@ pub enum Record {
     FlushPublish(Key, u32),
     /// The flush failed; remove the temporary names.
     FlushAbort(Key, u32, Trouble),
+    /// Forget the dataset in the caches: a pool is full (FM-S18).
+    Evict(Key),
     /// Forget the dataset; the prefix has done so already.
     Forget(Key),
     /// Settings that changed.
@@ -395,6 +412,13 @@ pub enum Report {
     ProtectFailed(Key, Trouble),
     /// It was not flushed.
     FlushFailed(Key, Trouble),
+    /// It went from the caches since a pool is full.
+    Evicted {
+        /// Which.
+        key: Key,
+        /// Its redundancy was complete.
+        protected: bool,
+    },
     /// It was forgotten on the application's wish.
     Forgotten(Key),
     /// Ranks did restart from it.
@@ -522,6 +546,8 @@ pub enum Msg {
     ManifestStored(Incarnation, Key, SlotId),
     /// Send me all manifests of this dataset that you have.
     ManifestWanted(Incarnation, Key),
+    /// To the root: my ranks wait for room in the pool, and I have acted on all facts up to this number.
+    PoolFull(Incarnation, u64),
 }
 
 /// A message and who it is from; the link vouches for `from`.

@@ -59,6 +59,7 @@ fn record() -> IndexRecord {
         info: info(),
         unix_s: 1_700_000_000,
         slots: vec![(SlotId(0), Crc(1)), (SlotId(1), manifest().crc())],
+        times: Some(Times { copy_us: 7, ..Times::default() }),
         crc: Crc(0),
     }
     .seal()

@@ -89,7 +89,7 @@ impl World {
                     self.push(delay, Event::Rank(app, rank, RankEvent::Answer(answer)));
                 }
             }
-            AgentAction::Run { task, work } => self.start_task(id, task, work),
+            AgentAction::Run { task, work, .. } => self.start_task(id, task, work),
             AgentAction::CancelAll => self.cancel_tasks(id),
             AgentAction::Publish(manifest) => {
                 if let Some(p) = self.agents.get_mut(&id) {

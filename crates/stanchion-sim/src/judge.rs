@@ -212,6 +212,7 @@ impl World {
             AgentAction::Send { msg, to } => match &**msg {
                 Msg::Record(inc, _, Record::Commit(info)) => self.judge_certified(*inc, info),
                 Msg::Record(_, _, Record::Drop(key, _)) => self.judge_dropped(*key),
+                Msg::Record(inc, _, Record::Evict(key)) => self.judge_room(*inc, *key),
                 Msg::Stored(inc, n) => {
                     let seen = self.judge.stored.entry((*inc, id)).or_default();
                     *seen = (*seen).max(*n);
@@ -265,6 +266,25 @@ impl World {
                 "agent {id} evicts {keys:?}; the newest safe one was {before:?}, is {after:?}"
             );
             self.violate("FM-S6", text);
+        }
+    }
+
+    /// FM-S18: what goes to make room is not what the job would go on from, nor, but where policy allows it, one that
+    /// no newer protected one stands for.
+    fn judge_room(&mut self, inc: Incarnation, key: Key) {
+        let current = self.judge.plan.as_ref().is_some_and(|plan| plan.inc == inc);
+        let Some(p) = self.judge.promises.get(&key).filter(|p| current && p.checkpoint()) else {
+            return;
+        };
+        let newer = |f: &dyn Fn(&Promise) -> bool| {
+            let after = self.judge.promises.range(key..).skip(1);
+            after.filter(|(k, p)| k.inc <= inc && p.checkpoint()).any(|(_, p)| f(p))
+        };
+        let stood_for = newer(&|p| !p.protected_in.is_empty());
+        let may = self.sc.settings.text("pool_full") == "drop" && p.protected_in.is_empty();
+        if !stood_for && !(may && newer(&|p| p.said || p.cached)) {
+            let text = format!("{key} goes to make room, and nothing newer stands for it");
+            self.violate("FM-S18", text);
         }
     }
 
@@ -370,6 +390,7 @@ impl World {
                     p.flush_failed = true;
                 }
             }
+            Report::Evicted { key, .. } => self.judge_room(inc, *key),
             Report::Forgotten(key) => {
                 self.judge.promises.remove(key);
             }

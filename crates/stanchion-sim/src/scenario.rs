@@ -149,7 +149,7 @@ fn settings(rng: &mut Rng) -> Settings {
     set("pool_wait_ms", rng.range(300, 4_000));
     set("pool_ready_ms", rng.range(10, 500));
     set("pool_idle_ms", rng.range(500, 3_000));
-    s.set("pool_full", rng.pick(&["wait", "wait", "skip"])).expect("a word of the table");
+    s.set("pool_full", rng.pick(&["wait", "drop", "skip"])).expect("a word of the table");
     s.set("scheme", scheme.as_str()).expect("a scheme of the table");
     s
 }

@@ -141,9 +141,9 @@ impl Bulk {
         Ok(())
     }
 
-    /// Queues a task; its end comes as [`Done`].
-    pub fn run(&self, task: TaskId, work: Work) {
-        if !self.inside.queue.push(task, work) {
+    /// Queues a task; its end comes as [`Done`]. `due`: from then on it is late, and goes on at normal priority.
+    pub fn run(&self, task: TaskId, work: Work, due: Option<Instant>) {
+        if !self.inside.queue.push(task, work, due) {
             warn!("a task is refused: too many wait");
             let trouble = Trouble::new(Cause::Os(rustix::io::Errno::AGAIN.raw_os_error()));
             let result = TaskResult::Failed { trouble, source: None };
@@ -251,12 +251,27 @@ impl Inside {
         loop {
             match self.queue.next(class) {
                 Next::Job(job) => {
-                    let cancelled = || self.generation.load(Ordering::Relaxed) != job.generation;
+                    let void = || self.generation.load(Ordering::Relaxed) != job.generation;
+                    // What it works on may be wanted gone: a rank may wait for the room.
+                    let key = queue::key(&job.work);
+                    // Digests and parity can begin again; a flush has written too much by then.
+                    let again = matches!(job.work, Work::Digest { .. } | Work::Encode { .. });
+                    let late = AtomicBool::new(false);
+                    let starved = || {
+                        let now = class == Class::Low && again && job.late();
+                        late.fetch_or(now, Ordering::Relaxed) || now
+                    };
+                    let cancelled = || void() || self.queue.goes(key) || starved();
                     let work = job.work.clone();
                     let result =
                         self.guarded(|| self.tools.perform(work, &mut scratch, &cancelled));
+                    let failed = matches!(result, TaskResult::Failed { .. });
+                    if failed && late.load(Ordering::Relaxed) && !void() {
+                        self.queue.again(job);
+                        continue;
+                    }
                     self.queue.done(&job);
-                    if !cancelled() {
+                    if !void() {
                         let generation = job.generation;
                         // If nobody listens any more, the process is ending.
                         let _ = self.results.send(Done { task: job.task, result, generation });

@@ -2,7 +2,8 @@
 //!
 //! Three classes, so that nobody waits behind what is slower than himself: *quick* (a rank waits for it),
 //! *normal* (the job waits for it) and *low* (nobody waits). An old low task may be taken by a normal
-//! thread, since a lowered priority cannot be raised again.
+//! thread, since a lowered priority cannot be raised again; so is one that is late (the next checkpoint may come soon),
+//! also when it has begun: it ends where it is and begins again. It was starved, so little is lost.
 //!
 //! Order by dataset: a task that was cancelled may still be writing; a task of a later generation on the
 //! same dataset starts only when it is gone. An eviction runs when no task on its dataset runs, and before
@@ -73,6 +74,15 @@ pub(super) struct Job {
     pub task: TaskId,
     pub work: Work,
     since: Instant,
+    /// From then on it is late.
+    due: Option<Instant>,
+}
+
+impl Job {
+    /// Should it run at normal priority from now on?
+    pub fn late(&self) -> bool {
+        self.due.is_some_and(|due| Instant::now() >= due)
+    }
 }
 
 /// What a thread does next.
@@ -114,12 +124,12 @@ impl Queue {
     }
 
     /// Adds a task; false if too many wait.
-    pub fn push(&self, task: TaskId, work: Work) -> bool {
+    pub fn push(&self, task: TaskId, work: Work, due: Option<Instant>) -> bool {
         let mut state = self.state();
         if state.quick.len() + state.normal.len() + state.low.len() >= TASKS_MAX {
             return false;
         }
-        let job = Job { generation: state.generation, task, work, since: Instant::now() };
+        let job = Job { generation: state.generation, task, work, since: Instant::now(), due };
         match class(&job.work) {
             Class::Quick => state.quick.push_back(job),
             Class::Normal => state.normal.push_back(job),
@@ -127,6 +137,16 @@ impl Queue {
         }
         self.changed.notify_all();
         true
+    }
+
+    /// A task that was late ended before it was done: it goes on at normal priority. Instead of [`Queue::done`].
+    pub fn again(&self, job: Job) {
+        self.done(&job);
+        let mut state = self.state();
+        if job.generation == state.generation {
+            state.normal.push_back(job);
+            self.changed.notify_all();
+        }
     }
 
     pub fn evict(&self, keys: &[Key]) {
@@ -156,6 +176,11 @@ impl Queue {
         state.stopping = true;
         state.evictions.clear();
         self.changed.notify_all();
+    }
+
+    /// Is the dataset to be removed as soon as nothing works on it?
+    pub fn goes(&self, key: Key) -> bool {
+        self.state().evictions.contains(&key)
     }
 
     pub fn done(&self, job: &Job) {
@@ -188,8 +213,14 @@ impl Queue {
             if let Some(next) = state.take(class) {
                 return next;
             }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let now = Instant::now();
+            let mut left = until.saturating_duration_since(now);
+            if class == Class::Normal
+                && let Some(due) = state.low.iter().filter_map(|j| j.due).filter(|d| *d > now).min()
+            {
+                left = left.min(due - now);
+            }
+            if now >= until {
                 return Next::Idle;
             }
             let waited = self.changed.wait_timeout(state, left);
@@ -204,9 +235,11 @@ impl State {
             Class::Quick => self.take_from(|s| &mut s.quick, Duration::ZERO),
             Class::Normal => self
                 .take_from(|s| &mut s.normal, Duration::ZERO)
+                .or_else(|| self.take_late())
                 .or_else(|| self.take_from(|s| &mut s.low, LOW_AGE)),
+            // First what gives room back: a rank may wait for it.
             Class::Low => {
-                self.take_from(|s| &mut s.low, Duration::ZERO).or_else(|| self.take_eviction(None))
+                self.take_eviction(None).or_else(|| self.take_from(|s| &mut s.low, Duration::ZERO))
             }
         }
     }
@@ -234,6 +267,19 @@ impl State {
             }
             at += 1;
         }
+    }
+
+    /// A late low task goes before what is only old.
+    fn take_late(&mut self) -> Option<Next> {
+        let may = |job: &&Job| {
+            let key = key(&job.work);
+            job.late() && !self.evictions.contains(&key) && self.may_run(job.generation, key)
+        };
+        let task = self.low.iter().find(may)?.task;
+        let at = self.low.iter().position(|job| job.task == task)?;
+        let job = self.low.remove(at)?;
+        self.running.entry(key(&job.work)).or_default().push(job.generation);
+        Some(Next::Job(job))
     }
 
     fn may_run(&self, generation: u64, key: Key) -> bool {
@@ -277,10 +323,10 @@ mod tests {
     #[test]
     fn a_new_generation_waits_for_the_old_one_on_the_same_dataset() {
         let queue = Queue::default();
-        assert!(queue.push(TaskId(1), abort(7)));
+        assert!(queue.push(TaskId(1), abort(7), None));
         let old = job(queue.state().take(Class::Low));
         queue.cancel();
-        assert!(queue.push(TaskId(2), abort(7)) && queue.push(TaskId(3), abort(8)));
+        assert!(queue.push(TaskId(2), abort(7), None) && queue.push(TaskId(3), abort(8), None));
         // The other dataset is free, this one is not.
         assert_eq!(job(queue.state().take(Class::Low)).task, TaskId(3));
         assert!(queue.state().take(Class::Low).is_none());
@@ -291,10 +337,10 @@ mod tests {
     #[test]
     fn evictions_run_between_what_was_before_and_what_comes_after() {
         let queue = Queue::default();
-        assert!(queue.push(TaskId(1), dirs(7)));
+        assert!(queue.push(TaskId(1), dirs(7), None));
         let before = job(queue.state().take(Class::Quick));
         queue.evict(&[key_of(7)]);
-        assert!(queue.push(TaskId(2), dirs(7)));
+        assert!(queue.push(TaskId(2), dirs(7), None));
         assert!(queue.state().take(Class::Quick).is_none());
         assert!(queue.state().take(Class::Low).is_none());
         queue.done(&before);
@@ -306,14 +352,55 @@ mod tests {
     }
 
     #[test]
+    fn what_is_to_go_is_not_worked_on_and_goes_before_other_work() {
+        let queue = Queue::default();
+        assert!(queue.push(TaskId(1), abort(7), None));
+        let under_way = job(queue.state().take(Class::Low));
+        assert!(queue.push(TaskId(2), abort(8), None));
+        queue.evict(&[key_of(7)]);
+        assert!(queue.goes(key_of(7)) && !queue.goes(key_of(8)));
+        assert_eq!(job(queue.state().take(Class::Low)).task, TaskId(2));
+        assert!(queue.push(TaskId(3), abort(9), None));
+        queue.done(&under_way);
+        let evict = queue.state().take(Class::Low);
+        assert!(matches!(evict, Some(Next::Evict(k)) if k == key_of(7)), "{evict:?}");
+        assert!(!queue.goes(key_of(7)));
+    }
+
+    #[test]
+    fn what_is_late_goes_on_at_normal_priority() {
+        let queue = Queue::default();
+        let (past, future) = (Instant::now(), Instant::now() + Duration::from_secs(3600));
+        assert!(queue.push(TaskId(1), abort(7), Some(future)));
+        assert!(queue.state().take(Class::Normal).is_none());
+        assert!(queue.push(TaskId(2), abort(8), Some(past)));
+        let late = job(queue.state().take(Class::Normal));
+        assert!(late.task == TaskId(2) && late.late());
+        queue.done(&late);
+        // One that has begun is given up by the low thread.
+        assert!(queue.push(TaskId(3), abort(9), Some(past)));
+        let begun = job(queue.state().take(Class::Low));
+        assert_eq!(begun.task, TaskId(1));
+        let begun = job(queue.state().take(Class::Low));
+        queue.again(begun);
+        assert_eq!(job(queue.state().take(Class::Normal)).task, TaskId(3));
+        // Not across a cancellation.
+        assert!(queue.push(TaskId(4), abort(10), Some(past)));
+        let begun = job(queue.state().take(Class::Low));
+        queue.cancel();
+        queue.again(begun);
+        assert!(queue.state().take(Class::Normal).is_none());
+    }
+
+    #[test]
     fn cancelled_tasks_are_gone_and_the_queue_is_bounded() {
         let queue = Queue::default();
         for task in 0..TASKS_MAX as u64 {
-            assert!(queue.push(TaskId(task), abort(task)));
+            assert!(queue.push(TaskId(task), abort(task), None));
         }
-        assert!(!queue.push(TaskId(0), dirs(0)));
+        assert!(!queue.push(TaskId(0), dirs(0), None));
         queue.cancel();
         assert!(queue.state().take(Class::Low).is_none());
-        assert!(queue.push(TaskId(0), dirs(0)));
+        assert!(queue.push(TaskId(0), dirs(0), None));
     }
 }

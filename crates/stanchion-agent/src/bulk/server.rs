@@ -18,7 +18,7 @@ use stanchion_format::frame::{self, HEADER_BYTES, Header};
 use stanchion_format::ids::{Key, PeerId, SlotId};
 use stanchion_format::manifest::Manifest;
 use stanchion_format::peer::{Cause, Trouble};
-use stanchion_io::cache::Cache;
+use stanchion_io::cache::{Cache, OpenChunk};
 use tracing::{debug, warn};
 
 use super::client::{FRAME_BYTES_MAX, Patience, SLICE, read_full};
@@ -31,6 +31,8 @@ const CONNECTIONS_MAX: usize = 512;
 const IDLE_MAX: Duration = Duration::from_secs(60);
 /// Its buffer is freed after so long.
 const IDLE_BUFFER: Duration = Duration::from_secs(2);
+/// A chunk goes out in pieces of so many bytes.
+const PIECE_BYTES: usize = 256 << 10;
 /// Stack of a serving thread, bytes; its buffer is on the heap.
 const STACK_BYTES: usize = 256 << 10;
 
@@ -49,6 +51,22 @@ impl Published {
         map.retain(|(key, _), _| !keys.contains(key));
     }
 
+    /// A chunk that is vouched for, to be read in pieces.
+    fn open(
+        &self,
+        cache: &Cache,
+        (key, slot): (Key, SlotId),
+        chunk: u64,
+    ) -> Result<OpenChunk, Trouble> {
+        cache.open_chunk(&*self.manifest(key, slot)?, chunk)
+    }
+
+    fn manifest(&self, key: Key, slot: SlotId) -> Result<Arc<Manifest>, Trouble> {
+        let map = self.0.read().expect("no thread panics while it holds this");
+        let found = map.get(&(key, slot)).cloned();
+        found.ok_or_else(|| Trouble::new(Cause::Missing).slot(slot))
+    }
+
     /// Reads a piece that is vouched for, as it is now.
     pub fn read(
         &self,
@@ -56,11 +74,7 @@ impl Published {
         (key, slot, piece): (Key, SlotId, Piece),
         buf: &mut Vec<u8>,
     ) -> Result<Crc, Trouble> {
-        let found = {
-            let map = self.0.read().expect("no thread panics while it holds this");
-            map.get(&(key, slot)).cloned()
-        };
-        let manifest = found.ok_or_else(|| Trouble::new(Cause::Missing).slot(slot))?;
+        let manifest = self.manifest(key, slot)?;
         match piece {
             Piece::Data(chunk) => cache.read_chunk(&manifest, chunk, buf),
             Piece::Parity(index) => {
@@ -226,25 +240,78 @@ impl Server {
         buf: &mut Vec<u8>,
     ) -> io::Result<()> {
         let ChunkRequest { key, slot, piece } = request;
-        let read = self.published.read(&self.cache, (key, slot, piece), buf);
-        let answer = match read.map_err(|t| t.cause) {
-            Ok(crc) => match u32::try_from(buf.len()) {
-                Ok(len) => ChunkAnswer::Bytes { len, crc },
-                Err(_) => ChunkAnswer::Missing,
+        let given = match piece {
+            Piece::Data(chunk) => match self.open(key, slot, chunk, buf) {
+                Ok(open) => return give(&open, stream, buf),
+                Err(trouble) => Err(trouble),
             },
-            Err(Cause::Missing | Cause::Size { .. }) => ChunkAnswer::Missing,
-            Err(Cause::Os(errno)) => ChunkAnswer::Failed(errno),
+            // Parity is wanted for rebuilding alone: a buffer for that moment.
+            Piece::Parity(_) => {
+                let mut whole = Vec::new();
+                let read = self.published.read(&self.cache, (key, slot, piece), &mut whole);
+                read.map(|crc| (crc, whole))
+            }
+        };
+        let answer = match given {
+            Ok((crc, bytes)) => {
+                let len = u32::try_from(bytes.len()).map_err(|_| invalid())?;
+                head(stream, &ChunkAnswer::Bytes { len, crc })?;
+                return stream.write_all(&bytes);
+            }
+            Err(Trouble { cause: Cause::Missing | Cause::Size { .. }, .. }) => ChunkAnswer::Missing,
+            Err(Trouble { cause: Cause::Os(errno), .. }) => ChunkAnswer::Failed(errno),
             Err(_) => ChunkAnswer::Failed(rustix::io::Errno::IO.raw_os_error()),
         };
-        if !matches!(answer, ChunkAnswer::Bytes { .. }) {
-            debug!(?peer, %key, slot = slot.0, ?piece, ?answer, "a chunk is not given");
-        }
-        let frame = frame::encode(KIND_CHUNK, &answer, FRAME_BYTES_MAX)
-            .map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
-        stream.write_all(&frame)?;
-        if let ChunkAnswer::Bytes { .. } = answer {
-            stream.write_all(buf)?;
-        }
-        Ok(())
+        debug!(?peer, %key, slot = slot.0, ?piece, ?answer, "a chunk is not given");
+        head(stream, &answer)
     }
+
+    /// A chunk to be given in pieces: what fails in reading it must be known before the first one goes.
+    fn open(
+        &self,
+        key: Key,
+        slot: SlotId,
+        chunk: u64,
+        buf: &mut Vec<u8>,
+    ) -> Result<OpenChunk, Trouble> {
+        let open = self.published.open(&self.cache, (key, slot), chunk)?;
+        if !open.steady {
+            let OpenChunk { file, at, .. } = &open;
+            let read = stanchion_io::fs::checksum(&**file, buf, at.offset, at.len as usize);
+            let (have, _) = read.map_err(|e| Trouble::new(stanchion_io::trouble::cause(e)))?;
+            if have < at.len as usize {
+                return Err(Trouble::new(Cause::Missing).slot(slot));
+            }
+        }
+        Ok(open)
+    }
+}
+
+fn invalid() -> io::Error {
+    io::ErrorKind::InvalidData.into()
+}
+
+fn head(stream: &mut DataStream, answer: &ChunkAnswer) -> io::Result<()> {
+    let frame = frame::encode(KIND_CHUNK, answer, FRAME_BYTES_MAX).map_err(|_| invalid())?;
+    stream.write_all(&frame)
+}
+
+/// Gives a chunk in pieces: a connection needs no memory for a whole one, however many there are. The checksum is what
+/// it must be; who asks compares the bytes with it himself.
+fn give(open: &OpenChunk, stream: &mut DataStream, buf: &mut Vec<u8>) -> io::Result<()> {
+    let OpenChunk { file, at, .. } = open;
+    head(stream, &ChunkAnswer::Bytes { len: at.len, crc: at.crc })?;
+    let (mut offset, end) = (at.offset, at.offset + u64::from(at.len));
+    while offset < end {
+        let step = PIECE_BYTES.min((end - offset) as usize);
+        buf.resize(step, 0);
+        let have = stanchion_io::fs::read_full(&**file, buf, offset)?;
+        if have < step {
+            // It became shorter since it was looked at; the one who asks sees a broken connection.
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        stream.write_all(buf)?;
+        offset += step as u64;
+    }
+    Ok(())
 }

@@ -69,7 +69,7 @@ impl Node {
 
     fn start(&self, work: Work) -> TaskId {
         let task = TaskId(self.tasks.fetch_add(1, Ordering::Relaxed) as u64);
-        self.bulk.run(task, work);
+        self.bulk.run(task, work, None);
         task
     }
 

@@ -2,6 +2,8 @@
 
 mod aggregate;
 mod blocked;
+mod overhead;
+mod pool;
 mod routed;
 
 use crate::args::{Bench, BenchArgs};
@@ -21,6 +23,12 @@ pub fn bench(args: &BenchArgs) -> Result<Exit, Failed> {
         Bench::Blocked(args) => blocked::run(args),
         Bench::BlockedRanks(args) => blocked::ranks(args),
         Bench::BlockedRank(args) => blocked::rank(args),
+        Bench::Overhead(args) => overhead::run(args),
+        Bench::OverheadRanks(args) => overhead::ranks(args),
+        Bench::OverheadRank(args) => overhead::rank(args),
+        Bench::Pool(args) => pool::run(args),
+        Bench::PoolRanks(args) => pool::ranks(args),
+        Bench::PoolRank(args) => pool::rank(args),
     }
 }
 

@@ -8,7 +8,7 @@ use stanchion_format::ids::{Ancestry, DatasetNo, Epoch, Incarnation, Key, RankId
 use stanchion_format::index::{INDEX_VERSION, IndexRecord};
 use stanchion_format::layout::{Scheme, Sets};
 use stanchion_format::manifest::{FileDecl, Manifest};
-use stanchion_format::peer::{DatasetInfo, RankRange};
+use stanchion_format::peer::{DatasetInfo, RankRange, Times};
 use stanchion_io::cache::Cache;
 use stanchion_io::prefix::Prefix;
 use std::io::{BufRead, BufReader};
@@ -344,6 +344,7 @@ fn record(
         info,
         unix_s: 1_709_210_096,
         slots,
+        times: Some(Times { copy_us: 7, ..Times::default() }),
         crc: Crc(0),
     }
     .seal()

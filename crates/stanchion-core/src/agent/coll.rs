@@ -95,7 +95,7 @@ pub(super) fn merge(a: &mut Contrib, b: &Contrib) {
     a.ranks += b.ranks;
     a.bytes += b.bytes;
     a.files += b.files;
-    a.times = a.times.max(b.times);
+    a.times = a.times.with(b.times);
     a.ranges.extend_from_slice(&b.ranges);
     a.ranges = join_ranges(std::mem::take(&mut a.ranges));
     a.slots.extend_from_slice(&b.slots);

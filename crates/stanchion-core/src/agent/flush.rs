@@ -307,6 +307,9 @@ impl Agent {
         if !self.is_active(key, attempt) {
             return;
         }
+        if let Some(dataset) = self.datasets.get_mut(&key) {
+            dataset.times = dataset.times.max(all.times);
+        }
         match all.trouble {
             None => self.write_index(key, attempt, all.slots),
             Some(trouble) => self.abort_flush(key, attempt, trouble),
@@ -322,6 +325,14 @@ impl Agent {
     /// One flush is under way and another waits for it.
     pub(super) fn flush_is_behind(&self) -> bool {
         self.root.as_ref().is_some_and(|r| r.flush.active.is_some() && !r.flush.queue.is_empty())
+    }
+
+    /// Is its flush under way or to come?
+    pub(super) fn flush_is_queued(&self, key: Key) -> bool {
+        self.root.as_ref().is_some_and(|r| {
+            let active = r.flush.active.as_ref().is_some_and(|a| a.key == key);
+            active || r.flush.queue.contains(&key)
+        })
     }
 
     /// FM-V6: what cannot be flushed in time costs its level, not the job.
@@ -387,6 +398,7 @@ impl Agent {
             info: dataset.info.clone(),
             unix_s: self.now.unix_s,
             slots,
+            times: Some(dataset.times),
             crc: Crc(0),
         };
         Ok(Box::new(record.seal()))

@@ -67,6 +67,7 @@ impl Agent {
         }
         let wishes = self.pool.lend(conn, bytes, (waits, deadline), self.now.mono);
         self.pool_do(wishes);
+        self.tick_pressure();
     }
 
     pub(super) fn on_open_memory(&mut self, conn: ConnId, path: String, from: u64) {
@@ -212,6 +213,7 @@ impl Agent {
     pub(super) fn lend_released(&mut self, ids: &[ExtentId]) {
         let wishes = self.pool.released(ids, self.now.mono);
         self.pool_do(wishes);
+        self.memory_returned();
     }
 
     pub(super) fn tick_lend(&mut self) {

@@ -8,6 +8,7 @@
 //! - [`flush`]: the way to the prefix.
 //! - [`restore`]: making a slot whole, from caches or the prefix.
 //! - [`lend`]: the memory that ranks share with this agent.
+//! - [`pressure`]: what goes when that is full.
 //! - [`fill`]: datasets that are copied behind the application.
 //! - [`orphan`]: what happens without a controller.
 
@@ -16,6 +17,7 @@ mod fill;
 mod flush;
 mod lend;
 mod orphan;
+mod pressure;
 mod protect;
 mod ranks;
 mod records;
@@ -24,6 +26,7 @@ mod root;
 
 use crate::api::{AgentAction, AgentEvent, ConnId, Millis, Now, TaskResult, Work};
 use crate::bugs::{Bug, Bugs};
+use crate::pace::Pace;
 use crate::pool::Pool;
 use crate::tree::Tree;
 use stanchion_format::client::{FLAG_CHECKPOINT, FLAG_OUTPUT};
@@ -236,6 +239,8 @@ pub struct Agent {
     pool: Pool,
     /// Ranks that asked for room in vain since their last complete.
     lend_failed: BTreeSet<ConnId>,
+    pressure: pressure::Pressure,
+    pace: Pace,
     fill: fill::Fill,
     /// When the pool was last looked through for what is not needed.
     pool_shrunk: Millis,
@@ -267,6 +272,8 @@ impl Agent {
             probes: BTreeMap::new(),
             pool,
             lend_failed: BTreeSet::new(),
+            pressure: pressure::Pressure::default(),
+            pace: Pace::default(),
             fill: fill::Fill::default(),
             pool_shrunk: now.mono,
         }
@@ -324,8 +331,16 @@ impl Agent {
     fn run(&mut self, purpose: TaskFor, work: Work) {
         let task = TaskId(self.next_task);
         self.next_task += 1;
+        let due = self.due(&purpose);
         self.tasks.insert(task, purpose);
-        self.out.push(AgentAction::Run { task, work });
+        self.out.push(AgentAction::Run { task, work, due });
+    }
+
+    /// When work on a dataset's redundancy is late.
+    fn due(&self, purpose: &TaskFor) -> Option<Millis> {
+        let (TaskFor::Digest(key, _) | TaskFor::Encode(key, ..)) = purpose else { return None };
+        let since = self.datasets.get(key)?.protect_since?;
+        Some(since.after(self.pace.patience()?))
     }
 
     fn settings(&self) -> &Settings {
@@ -401,6 +416,7 @@ impl Agent {
             Msg::ManifestStored(inc, key, slot) if self.current(inc) => {
                 self.on_manifest_stored(from, key, slot);
             }
+            Msg::PoolFull(inc, seen) if self.current(inc) => self.make_room(seen),
             Msg::ManifestWanted(inc, key) if self.current(inc) => {
                 self.on_manifest_wanted(from, key);
             }
@@ -517,6 +533,8 @@ impl Agent {
         self.stop_work();
         self.colls.clear();
         self.records = records::Records::default();
+        self.pressure = pressure::Pressure::default();
+        self.pace.interrupted();
         if !plan.keep_ranks {
             self.end_ranks();
         }
@@ -609,6 +627,7 @@ impl Agent {
         }
         self.tick_waits();
         self.tick_lend();
+        self.tick_pressure();
     }
 
     fn tick_probes(&mut self) {

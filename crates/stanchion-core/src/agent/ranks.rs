@@ -357,6 +357,8 @@ impl Agent {
                 blocked_us: own.blocked_us,
                 copy_us: own.copy_us,
                 pool_us: own.pool_us,
+                copy_sum_us: own.copy_us,
+                pool_sum_us: own.pool_us,
                 ..Times::default()
             },
             ..Contrib::default()

@@ -230,6 +230,7 @@ impl Agent {
             Record::FlushStart(key, attempt) => self.flush_started(key, attempt),
             Record::FlushPublish(key, attempt) => self.flush_publishing(key, attempt),
             Record::FlushAbort(key, attempt, trouble) => self.flush_aborted(key, attempt, trouble),
+            Record::Evict(key) => self.made_room(key),
             Record::Forget(key) => self.forget(key),
             Record::Settings(pairs) => {
                 if let Some(view) = &mut self.view {
@@ -256,6 +257,7 @@ impl Agent {
             let kth = dataset.is_checkpoint() && every > 0 && key.no.0.is_multiple_of(every);
             dataset.flush_wanted = dataset.is_output() || kth;
         }
+        self.pace.committed(now);
         self.root_committed(key);
         if self.bug(Bug::EvictBeforeProtected) {
             self.evict_older(key);
@@ -328,6 +330,7 @@ impl Agent {
             Some(*k) != restart && !d.flush.busy() && !waits && !d.protecting()
         });
         self.remove(gone);
+        self.room_still_wanted();
     }
 
     fn evict_older(&mut self, key: Key) {
@@ -335,7 +338,7 @@ impl Agent {
         self.remove(gone);
     }
 
-    fn remove(&mut self, gone: Vec<Key>) {
+    pub(super) fn remove(&mut self, gone: Vec<Key>) {
         if gone.is_empty() {
             return;
         }

@@ -606,6 +606,10 @@ impl Agent {
     }
 
     fn decide_protect(&mut self, key: Key, all: Contrib) {
+        if self.goes(key) {
+            // It was chosen to make room before the last vote came.
+            return;
+        }
         if let Some(dataset) = self.datasets.get_mut(&key) {
             dataset.times = dataset.times.max(all.times);
         }

@@ -595,6 +595,7 @@ impl Controller {
             Report::Dropped(..) | Report::ProtectFailed(..) | Report::FlushFailed(..) => {
                 Severity::Warn
             }
+            Report::Evicted { protected: false, .. } => Severity::Warn,
             Report::CollectiveFailed(_) => Severity::Error,
             Report::Began(_) | Report::Finalized | Report::RanksReady { .. } => Severity::Debug,
             _ => Severity::Info,
@@ -623,7 +624,7 @@ impl Controller {
                     levels.insert(*level);
                 }
             }
-            Report::Forgotten(key) => {
+            Report::Forgotten(key) | Report::Evicted { key, protected: false } => {
                 self.datasets.remove(key);
             }
             Report::ExitAdvised => self.halted = true,

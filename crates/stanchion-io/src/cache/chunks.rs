@@ -23,6 +23,16 @@ pub(super) fn of<'a>(
     move |cause| Trouble::new(cause).slot(slot).rank(rank).file(path)
 }
 
+/// A chunk that is being read.
+pub struct OpenChunk {
+    /// Its file.
+    pub file: Box<dyn Handle>,
+    /// Where it lies in that.
+    pub at: ChunkAt,
+    /// Reading it does not fail.
+    pub steady: bool,
+}
+
 impl Cache {
     /// Where a rank's file lies below the root.
     pub(super) fn file_path(&self, key: Key, slot: SlotId, rank: RankId, path: &str) -> PathBuf {
@@ -105,6 +115,23 @@ impl Cache {
             return Err(trouble(Cause::Size { want: entry.bytes, have: bytes }));
         }
         Ok(crc64(buf))
+    }
+
+    /// A chunk's file, to be read in pieces, and where in it the chunk lies. What the file has not is an error, as in
+    /// [`Cache::read_chunk`]. `steady`: reading does not fail.
+    pub fn open_chunk(&self, m: &Manifest, chunk: u64) -> Result<OpenChunk, Trouble> {
+        let (at, entry) = find(m, chunk)?;
+        let trouble = of(m.slot, entry.rank, &entry.path);
+        let path = self.file_path(m.key, m.slot, entry.rank, &entry.path);
+        let (file, steady) = match self.memory.open(&path) {
+            Some(file) => (file, true),
+            None => (self.open_file(&path, How::Read).map_err(|e| trouble(cause(e)))?, false),
+        };
+        let have = file.stat().map_err(|e| trouble(cause(e)))?.bytes;
+        if have < at.offset + u64::from(at.len) {
+            return Err(trouble(Cause::Size { want: entry.bytes, have }));
+        }
+        Ok(OpenChunk { file, at, steady })
     }
 
     /// Writes a chunk that was rebuilt; refuses what the manifest does not vouch for (FM-S8).
@@ -229,12 +256,11 @@ fn digest_file(
             chunks.push(sum);
             continue;
         }
-        buf.resize(len as usize, 0);
-        let have = fs::read_full(file, buf, offset).at(decl.path.as_str())?;
+        let (have, crc) = fs::checksum(file, buf, offset, len as usize).at(decl.path.as_str())?;
         if have < len as usize {
             return Err(size(offset + have as u64));
         }
-        chunks.push(crc64(buf));
+        chunks.push(crc);
     }
     // A rank that still writes behind its `complete` is caught where it can be (FM-N2).
     let after = file.stat().at(decl.path.as_str())?;

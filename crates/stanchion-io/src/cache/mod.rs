@@ -27,9 +27,11 @@ mod held;
 pub mod memory;
 mod moving;
 mod parity;
+mod pieces;
 mod usage;
 mod verify;
 
+pub use chunks::OpenChunk;
 pub use held::Lies;
 pub use moving::{OnTrouble, STORE_TRIES_MAX};
 

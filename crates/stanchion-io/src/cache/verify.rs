@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
-use stanchion_format::checksum::crc64;
 use stanchion_format::manifest::{FileEntry, Manifest, pieces};
 use stanchion_format::peer::Trouble;
 
@@ -77,10 +76,10 @@ impl Cache {
             if cancel() {
                 return Err(cancelled());
             }
-            buf.resize(len as usize, 0);
             // Behind the old end there are only the zeros that `set_len` put there.
-            let there = offset < stat.bytes && fs::read_full(&*file, buf, offset) == Ok(buf.len());
-            if !there || crc64(buf) != entry.chunks[i] {
+            let mut read = || fs::checksum(&*file, buf, offset, len as usize);
+            let good = Ok((len as usize, entry.chunks[i]));
+            if offset >= stat.bytes || read() != good {
                 bad.push(i as u64);
             }
         }

@@ -4,6 +4,7 @@
 //! `..` or doubled `/`); the empty path is the directory itself. No call follows a symbolic link below
 //! the root, so that a link which somebody placed there leads nowhere.
 
+use stanchion_format::checksum::{Crc, Crc64};
 use std::ffi::OsString;
 use std::fmt;
 use std::io::IoSlice;
@@ -11,7 +12,6 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use rustix::io::Errno;
-use stanchion_format::checksum::Crc;
 
 mod posix;
 pub mod testing;
@@ -158,6 +158,31 @@ pub fn read_full(file: &dyn Handle, buf: &mut [u8], offset: u64) -> Result<usize
         }
     }
     Ok(done)
+}
+
+/// Bytes that are read at a time where only their checksum is wanted: a chunk would take its size in memory for each
+/// thread, and what was just copied would be gone from the processor's cache before it is looked at.
+const SLICE_BYTES: usize = 256 << 10;
+
+/// The checksum of `len` bytes from `offset`, and how many there are. `buf` is for reading.
+pub fn checksum(
+    file: &dyn Handle,
+    buf: &mut Vec<u8>,
+    offset: u64,
+    len: usize,
+) -> Result<(usize, Crc)> {
+    let mut crc = Crc64::new();
+    let mut done = 0;
+    while done < len {
+        buf.resize(SLICE_BYTES.min(len - done), 0);
+        let have = read_full(file, buf, offset + done as u64)?;
+        crc.update(&buf[..have]);
+        done += have;
+        if have < buf.len() {
+            break;
+        }
+    }
+    Ok((done, crc.crc()))
 }
 
 /// Writes all of `bytes`.

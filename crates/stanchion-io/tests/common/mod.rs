@@ -9,7 +9,7 @@ use stanchion_format::ids::{Ancestry, DatasetNo, Epoch, Incarnation, JobId, Key,
 use stanchion_format::index::{INDEX_VERSION, IndexRecord};
 use stanchion_format::layout::{Scheme, Sets};
 use stanchion_format::manifest::{FileDecl, Manifest};
-use stanchion_format::peer::{DatasetInfo, RankRange, Trouble};
+use stanchion_format::peer::{DatasetInfo, RankRange, Times, Trouble};
 use stanchion_io::cache::Cache;
 use stanchion_io::fs::testing::FaultyFs;
 use stanchion_io::fs::{self, Fs, How};
@@ -151,6 +151,7 @@ pub fn record(epoch: Epoch, job: JobId, key: Key, manifests: &[Manifest]) -> Ind
         info: info(key, manifests),
         unix_s: 1_700_000_000,
         slots: manifests.iter().map(|m| (m.slot, m.crc())).collect(),
+        times: Some(Times { copy_us: 7, ..Times::default() }),
         crc: Crc(0),
     }
     .seal()

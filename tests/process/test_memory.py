@@ -1,0 +1,87 @@
+"""How much memory Stanchion takes: the agent its pool's limit and a little, the library of a rank next to nothing."""
+
+import re
+import subprocess
+from pathlib import Path
+
+from harness import ROOT, check
+from test_loss import committed, protected
+from test_regions import heat
+
+MIB = 1 << 20
+# What an agent may have beside its pool, and the library beside what it was asked for.
+AGENT_BESIDE = 64 * MIB
+LIBRARY_MOST = 1 * MIB
+
+
+def peak(agent):
+    """The most that an agent has had so far, bytes: all that it maps, its pool's shared memory included."""
+    text = Path(f"/proc/{agent['pid']}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", text).group(1)) << 10
+
+
+def test_agents_stay_under_their_limit(lab):
+    """Encoding, the loss of a node, rebuilding, flushing: the pool's limit and 64 MiB."""
+    pool = 256 * MIB
+    # Two ranks a node, three datasets: 240 MiB.
+    run = heat(lab, mb=40, spares=1, step_ms=60, run_args=("--flush-every", 4, "--set", f"pool_bytes_max={pool}"))
+    at, _ = protected(run, committed(run, 0))
+    at, _ = protected(run, committed(run, at, 2))
+    run.kill_node(3)
+    at, _ = run.wait_event("node_lost", after=at)
+    at, _ = run.wait_event("restore_done", after=at)
+    at, _ = run.wait_event("launching", after=at)
+    at, _ = run.wait_event(lambda e: e["event"] == "level" and e["level"] == "persistent", after=at)
+    at, _ = protected(run, committed(run, at))
+    agents = [a for a in run.agents() if a["alive"] and a["node"] is not None]
+    check(len(agents) == 8, f"{agents}")
+    peaks = {a["node"]: peak(a) for a in agents}
+    print("peaks, MiB:", {n: p // MIB for n, p in peaks.items()})
+    check(max(peaks.values()) > pool // 2, f"the pool was hardly used: {peaks}")
+    check(max(peaks.values()) <= pool + AGENT_BESIDE, f"an agent took more than its limit and 64 MiB: {peaks}")
+    run.finish()
+    run.same()
+
+
+test_agents_stay_under_their_limit.seconds = 240
+
+
+def library(lab, how, mb, rounds, *settings):
+    program = lab.dir / "client_memory"
+    if not program.exists():
+        release = ROOT / "target/release"
+        done = subprocess.run(["cc", "-std=c11", "-O2", "-Wall", "-Wextra", "-D_GNU_SOURCE", f"-I{ROOT / 'include'}",
+                               "-o", str(program), str(ROOT / "tests/process/client_memory.c"), f"-L{release}",
+                               "-lstanchion", f"-Wl,-rpath,{release}"], capture_output=True, text=True)
+        check(done.returncode == 0, done.stderr)
+    both = " & ".join(f"{program} {rank} 2 {mb} {rounds} {how}" for rank in (0, 1))
+    sets = [word for setting in settings for word in ("--set", setting)]
+    run = lab.run("--from-scratch", "--flush-every", 0, "--set", "flush_at_end=0", *sets, nodes=1,
+                  command=["sh", "-c", f"{both} & wait"])
+    run.finish()
+    most = [int(m) for m in re.findall(r"most=(\d+)", run.text)]
+    check(len(most) == 2, run.text)
+    print(f"{how}: the library had at most {max(most) >> 10} KiB")
+    check(max(most) <= LIBRARY_MOST, f"the library took more than 1 MiB: {most}")
+
+
+def test_the_library_takes_little_for_regions(lab):
+    library(lab, "regions", 64, 12)
+
+
+def test_the_library_takes_little_for_increments(lab):
+    library(lab, "incremental", 64, 24)
+
+
+def test_the_library_takes_little_for_hashed_increments(lab):
+    # 16 bytes for each page are what is asked for: 256 KiB here.
+    library(lab, "incremental", 64, 24, "incremental_tracking=hash")
+
+
+def test_the_library_takes_little_for_streams(lab):
+    library(lab, "streams", 64, 12)
+
+
+for _test in (test_the_library_takes_little_for_regions, test_the_library_takes_little_for_increments,
+              test_the_library_takes_little_for_hashed_increments, test_the_library_takes_little_for_streams):
+    _test.no_mpi = True
