@@ -5,7 +5,7 @@
 
 use crate::client::Client;
 use crate::error::Error;
-use stanchion_format::client::{Lent, MemoryFile, Part, PartFrom};
+use stanchion_format::client::{Filled, Lent, MemoryFile, Part, PartFrom, Request};
 use stanchion_format::ids::{ExtentId, Key};
 use stanchion_format::regions::ALIGN;
 use stanchion_mem::copy::Piece;
@@ -14,6 +14,10 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+/// What is lent at a time where it is handed over in turns, bytes.
+const HAND_BYTES: u64 = 64 << 20;
+/// Numbers of what streams hand over are below this ([`crate::alloc`]).
+const HANDED_FIRST: u64 = 1 << 48;
 /// Reservations grow by at least so much, bytes: one request for many small regions.
 const RESERVE_STEP: u64 = 4 << 20;
 const ZEROS: [u8; 4096] = [0; 4096];
@@ -40,11 +44,41 @@ pub(crate) struct PoolMap {
     maps: HashMap<ExtentId, Mapping>,
     /// What an answer brought could not be mapped, or the agent had no descriptors: it must say all again.
     in_vain: bool,
+    /// Does the agent store what is full, and lend the memory again?
+    stores: bool,
+    /// What is full and was not said yet.
+    filled: Vec<Filled>,
     expected: u64,
     reserved: u64,
 }
 
 impl PoolMap {
+    /// Of an agent that stores what is full, or does not.
+    pub(crate) fn new(stores: bool) -> PoolMap {
+        PoolMap { stores, ..PoolMap::default() }
+    }
+
+    /// Is what is full to be handed over?
+    pub(crate) fn stores(&self) -> bool {
+        self.stores
+    }
+
+    /// It is full, and not written to any more.
+    pub(crate) fn hand(&mut self, filled: Filled) {
+        self.filled.push(filled);
+    }
+
+    /// Nothing is handed over of the dataset that begins.
+    pub(crate) fn begin(&mut self) {
+        self.filled.clear();
+    }
+
+    /// The request for more memory.
+    pub(crate) fn wish(&mut self, bytes: u64) -> Request {
+        let (filled, anew) = (std::mem::take(&mut self.filled), self.anew());
+        Request::Lend { bytes, filled, anew }
+    }
+
     /// Maps what is new. False if the answer makes no sense.
     pub(crate) fn take(&mut self, lent: &[Lent], fds: Vec<OwnedFd>) -> Result<bool, Error> {
         let fresh = lent.iter().filter(|l| l.fresh).count();
@@ -109,6 +143,10 @@ pub(crate) struct PoolWriter {
     lent: VecDeque<Lent>,
     used: u64,
     parts: Vec<Part>,
+    /// Is what is full handed over? From which part on the first extent is referred to; how many were handed over.
+    hands: bool,
+    first: usize,
+    handed: u64,
     times: PoolTimes,
 }
 
@@ -130,8 +168,17 @@ impl PoolWriter {
             lent: VecDeque::new(),
             used: 0,
             parts: Vec::new(),
+            hands: false,
+            first: 0,
+            handed: 0,
             times: PoolTimes::default(),
         }
+    }
+
+    /// Hands over what is full, where the agent wants it: bytes are in their place when [`PoolWriter::put`] returns.
+    pub(crate) fn handing(mut self, client: &Client) -> PoolWriter {
+        self.hands = client.pool().stores();
+        self
     }
 
     /// Bytes so far.
@@ -167,7 +214,12 @@ impl PoolWriter {
         while !bytes.is_empty() {
             let Some(first) = self.lent.front().copied() else {
                 let start = Instant::now();
-                let lent = client.lend("checkpoint", self.left.max(bytes.len() as u64))?;
+                let mut wanted = self.left.max(bytes.len() as u64);
+                if self.hands {
+                    // Others are not to wait for all of this, nor the device for its end.
+                    wanted = wanted.min(HAND_BYTES);
+                }
+                let lent = client.lend("checkpoint", wanted)?;
                 self.times.wait += start.elapsed();
                 if lent.is_empty() {
                     return Ok(Put::TooLarge);
@@ -187,10 +239,30 @@ impl PoolWriter {
             if self.used == first.bytes {
                 self.lent.pop_front();
                 self.used = 0;
+                self.full(client, first.id);
             }
             bytes = later;
         }
         Ok(Put::Done)
+    }
+
+    /// An extent is full: if it is handed over, its bytes have another name from now on.
+    fn full(&mut self, client: &mut Client, full: ExtentId) {
+        if !self.hands {
+            return;
+        }
+        let from = std::mem::replace(&mut self.first, self.parts.len());
+        let parts = &mut self.parts[from..];
+        let number = HANDED_FIRST + self.handed;
+        self.handed += 1;
+        for part in parts {
+            if let PartFrom::Extent { id, offset } = part.from
+                && id == full
+            {
+                part.from = PartFrom::Filled { number, offset };
+            }
+        }
+        client.hand_over(Filled { id: full, number });
     }
 
     /// Time that copying took elsewhere.

@@ -79,6 +79,7 @@ pub const BUGS: &[stanchion_core::bugs::Bug] = {
         EvictBeforeFlush,
         LendMapped,
         FreeData,
+        LendUnstored,
         CommitUnfilled,
         FreeChild,
     ]

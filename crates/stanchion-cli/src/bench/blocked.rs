@@ -150,6 +150,7 @@ fn cow(times: &[Times], pool: f64) -> Vec<Row> {
             value: s.median / pool,
             unit: "ratio",
             goal: Some(COW_GOAL),
+            sense: Sense::AtMost,
         },
     ];
     for (n, (_, share)) in REWRITTEN.iter().enumerate() {

@@ -14,6 +14,7 @@
 mod coll;
 mod fill;
 mod flush;
+mod hand;
 mod lend;
 mod orphan;
 mod protect;
@@ -65,6 +66,8 @@ pub struct AgentConfig {
     pub settings: Settings,
     /// Shared memory for datasets, bytes.
     pub pool_bytes_max: u64,
+    /// What datasets have in the pool goes to a device, and its memory comes back then.
+    pub stores: bool,
     /// Deliberate bugs.
     pub bugs: Bugs,
 }
@@ -236,6 +239,8 @@ pub struct Agent {
     pool: Pool,
     /// Ranks that asked for room in vain since their last complete.
     lend_failed: BTreeSet<ConnId>,
+    /// What ranks handed over of the datasets that they write.
+    handed: BTreeMap<ConnId, hand::Handed>,
     fill: fill::Fill,
     /// When the pool was last looked through for what is not needed.
     pool_shrunk: Millis,
@@ -244,7 +249,8 @@ pub struct Agent {
 impl Agent {
     /// A new agent, of no incarnation yet.
     pub fn new(cfg: AgentConfig, now: Now) -> Agent {
-        let pool = Pool::new(cfg.settings.number("chunk_bytes"), cfg.pool_bytes_max);
+        let pool =
+            Pool::new(cfg.settings.number("chunk_bytes"), cfg.pool_bytes_max).storing(cfg.stores);
         Agent {
             cfg,
             now,
@@ -267,6 +273,7 @@ impl Agent {
             probes: BTreeMap::new(),
             pool,
             lend_failed: BTreeSet::new(),
+            handed: BTreeMap::new(),
             fill: fill::Fill::default(),
             pool_shrunk: now.mono,
         }

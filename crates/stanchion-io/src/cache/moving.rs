@@ -291,7 +291,7 @@ impl Cache {
             if used.is_left() {
                 moves.push(used);
             } else if used.is_clean() {
-                self.memory.release(used);
+                self.memory.stored(used);
             }
         }
         match trouble {
