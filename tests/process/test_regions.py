@@ -374,8 +374,8 @@ def test_cow_a_pool_that_is_too_small(lab):
     run.same()
 
 
-# Children that take two seconds for what they copy.
-SLOW = dict(program=PROGRAM, mb=8, spares=0, steps_args=ARGS + COW, run_args=("--set", "cow_bytes_per_s=8M"))
+# Children that take a second for what they copy.
+SLOW = dict(program=PROGRAM, mb=8, spares=0, steps_args=ARGS + COW, run_args=("--set", "cow_bytes_per_s=20M"))
 
 
 def parent_and_state(pid):

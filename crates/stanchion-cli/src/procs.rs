@@ -109,6 +109,13 @@ pub fn environment_value(pid: i32, name: &str) -> Option<String> {
     String::from_utf8(value.to_vec()).ok()
 }
 
+/// Do both run the same command? So does who was forked and has not become another program.
+pub fn same_command(a: i32, b: i32) -> bool {
+    let exe = |pid| std::fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let line = |pid| std::fs::read(format!("/proc/{pid}/cmdline")).ok();
+    exe(a).is_some() && exe(a) == exe(b) && line(a) == line(b)
+}
+
 /// Sends `signal` to exactly this process; false if it is gone.
 pub fn signal(target: Proc, signal: Signal) -> bool {
     let Some(pid) = Pid::from_raw(target.pid) else { return false };

@@ -89,7 +89,8 @@ const RANK_VARIABLES: [&str; 6] =
     ["STANCHION_RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RANK"];
 
 /// The processes that were started as ranks, as far as they run on this machine: (rank, process). Wrappers
-/// between launcher and rank have the same variables: of those the innermost counts.
+/// between launcher and rank have the same variables: of those the innermost counts. So have processes that a rank
+/// forked, as for copy-on-write; those do not.
 pub fn ranks(agents: &std::collections::BTreeSet<i32>) -> Vec<(u32, i32)> {
     let own = std::process::id() as i32;
     let family = crate::procs::descendants(own, agents);
@@ -102,9 +103,46 @@ pub fn ranks(agents: &std::collections::BTreeSet<i32>) -> Vec<(u32, i32)> {
             Some((value.parse().ok()?, p.pid, p.ppid))
         })
         .collect();
+    let known: std::collections::BTreeSet<(u32, i32)> =
+        ranks.iter().map(|(rank, pid, _)| (*rank, *pid)).collect();
+    ranks.retain(|(rank, pid, parent)| {
+        !known.contains(&(*rank, *parent)) || !crate::procs::same_command(*pid, *parent)
+    });
     let wrappers: std::collections::BTreeSet<(u32, i32)> =
         ranks.iter().map(|(rank, _, parent)| (*rank, *parent)).collect();
     ranks.retain(|(rank, pid, _)| !wrappers.contains(&(*rank, *pid)));
     ranks.sort_unstable();
     ranks.into_iter().map(|(rank, pid, _)| (rank, pid)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_rank_is_neither_its_wrapper_nor_what_it_forked() {
+        let _alone = crate::procs::FORKS.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // env and the outer shell are wrappers, the inner one is the rank, and its subshell is forked.
+        let inner = "exec 3<&0; (read x <&3) & echo; wait";
+        let mut wrapper = Command::new("sh")
+            .args(["-c", "\"$@\"; exit", "sh", "sh", "-c", inner])
+            .env("STANCHION_RANK", "4711")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("sh runs");
+        let mut word = [0];
+        let out = wrapper.stdout.as_mut().expect("it is piped");
+        std::io::Read::read_exact(out, &mut word).expect("the subshell is there");
+        let family = crate::procs::descendants(wrapper.id() as i32, &BTreeSet::new());
+        let inner = family.iter().find(|p| p.ppid == wrapper.id() as i32).map(|p| p.pid);
+        let found: Vec<(u32, i32)> =
+            ranks(&BTreeSet::new()).into_iter().filter(|(rank, _)| *rank == 4711).collect();
+        drop(wrapper.stdin.take());
+        wrapper.wait().expect("it ends");
+        assert_eq!(family.len(), 2, "the rank and what it forked");
+        assert_eq!(found, [(4711, inner.expect("it is there"))]);
+    }
 }
