@@ -11,6 +11,7 @@ use stanchion_format::regions::ALIGN;
 use stanchion_mem::copy::Piece;
 use stanchion_mem::{Mapping, MemError};
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -143,9 +144,13 @@ pub(crate) struct PoolWriter {
     lent: VecDeque<Lent>,
     used: u64,
     parts: Vec<Part>,
-    /// Is what is full handed over? From which part on the first extent is referred to; how many were handed over.
+    /// Is what is full handed over?
     hands: bool,
+    /// From which part on the extent is referred to that is being filled.
     first: usize,
+    /// Extents that are full and not handed over, and which parts refer to them.
+    full: Vec<(ExtentId, Range<usize>)>,
+    /// How many were handed over.
     handed: u64,
     times: PoolTimes,
 }
@@ -170,6 +175,7 @@ impl PoolWriter {
             parts: Vec::new(),
             hands: false,
             first: 0,
+            full: Vec::new(),
             handed: 0,
             times: PoolTimes::default(),
         }
@@ -218,6 +224,7 @@ impl PoolWriter {
                 if self.hands {
                     // Others are not to wait for all of this, nor the device for its end.
                     wanted = wanted.min(HAND_BYTES);
+                    self.hand_over(client);
                 }
                 let lent = client.lend("checkpoint", wanted)?;
                 self.times.wait += start.elapsed();
@@ -239,30 +246,30 @@ impl PoolWriter {
             if self.used == first.bytes {
                 self.lent.pop_front();
                 self.used = 0;
-                self.full(client, first.id);
+                let from = std::mem::replace(&mut self.first, self.parts.len());
+                if self.hands {
+                    self.full.push((first.id, from..self.parts.len()));
+                }
             }
             bytes = later;
         }
         Ok(Put::Done)
     }
 
-    /// An extent is full: if it is handed over, its bytes have another name from now on.
-    fn full(&mut self, client: &mut Client, full: ExtentId) {
-        if !self.hands {
-            return;
-        }
-        let from = std::mem::replace(&mut self.first, self.parts.len());
-        let parts = &mut self.parts[from..];
-        let number = HANDED_FIRST + self.handed;
-        self.handed += 1;
-        for part in parts {
-            if let PartFrom::Extent { id, offset } = part.from
-                && id == full
-            {
-                part.from = PartFrom::Filled { number, offset };
+    /// Hands over what is full, with the wish that follows: its bytes have another name from now on.
+    fn hand_over(&mut self, client: &mut Client) {
+        for (full, parts) in std::mem::take(&mut self.full) {
+            let number = HANDED_FIRST + self.handed;
+            self.handed += 1;
+            for part in &mut self.parts[parts] {
+                if let PartFrom::Extent { id, offset } = part.from
+                    && id == full
+                {
+                    part.from = PartFrom::Filled { number, offset };
+                }
             }
+            client.hand_over(Filled { id: full, number });
         }
-        client.hand_over(Filled { id: full, number });
     }
 
     /// Time that copying took elsewhere.

@@ -54,7 +54,7 @@ struct Want {
     /// Waits also for what others must give back, not only for memory to be made.
     patient: bool,
     deadline: Millis,
-    /// What is stored was asked for, and for who is not patient the wait ends then.
+    /// What is stored was asked for; for who is not patient the wait ends then.
     reclaimed: Option<Millis>,
 }
 
@@ -473,14 +473,15 @@ impl Pool {
             out.push(retire);
             return false;
         }
-        if self.stores && want.reclaimed.is_none() {
-            want.reclaimed = Some(now.after(RECLAIM_MS));
-            out.push(Do::Reclaim(bytes));
+        if !self.stores {
+            if !want.patient {
+                out.push(Do::Full(want.conn));
+            }
+            return !want.patient;
         }
-        let over = !want.patient && want.reclaimed.is_none_or(|at| now >= at);
-        if over {
-            out.push(Do::Full(want.conn));
-        }
+        let over = now >= *want.reclaimed.get_or_insert(now.after(RECLAIM_MS)) && !want.patient;
+        // Each time anew: what came back of the last wish may have gone to others.
+        out.push(if over { Do::Full(want.conn) } else { Do::Reclaim(bytes) });
         over
     }
 
