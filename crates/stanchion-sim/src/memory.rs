@@ -209,7 +209,7 @@ impl World {
         let free: Vec<ExtentId> = free.collect();
         free.iter().for_each(|e| p.memory.forget_extent(*e));
         self.released(id, free);
-        self.to_device(id, kept.into_iter().collect());
+        self.onto_device(id, kept.into_iter().collect());
     }
 
     /// Files are gone: what nobody has any more is told to core.

@@ -81,11 +81,11 @@ impl World {
             let taken = Taken { extent: Some(f.id), stored: None };
             p.memory.device.taken.entry(whose).or_default().insert(f.number, taken);
         }
-        self.to_device(id, filled.iter().map(|f| f.id).collect());
+        self.onto_device(id, filled.iter().map(|f| f.id).collect());
     }
 
     /// These are to be stored.
-    pub(crate) fn to_device(&mut self, id: AgentId, extents: Vec<ExtentId>) {
+    pub(crate) fn onto_device(&mut self, id: AgentId, extents: Vec<ExtentId>) {
         if !self.sc.stores {
             return;
         }
