@@ -125,6 +125,20 @@ def test_the_pool_is_smaller_than_what_is_kept(lab):
     check("the pool is full" not in run.text, run.text[-3000:])
 
 
+@modes
+def test_a_checkpoint_is_larger_than_the_pool(lab, **mode):
+    # FM-P11: two ranks of a node write 2 MB through 1 MB: what is full is stored while they write on.
+    run = on_disk(lab, spares=1, step_ms=40, run_args=("--set", "pool_bytes_max=1M", "--set", "chunk_bytes=64K"), **mode)
+    at, _ = protected(run, committed(run, 0, 2))
+    left = [p for p in Path(run.node(2)["cache"]).rglob("r??????/*") if p.is_file()]
+    check(not left, f"files beside the segments: {left}")
+    run.kill_node(2)
+    run.wait_event("node_lost", after=at)
+    run.finish()
+    run.same()
+    check(not run.all_events("dropped"), run.text[-3000:])
+
+
 def test_an_agent_dies_with_chunks_not_yet_written(lab):
     # FM-F2a: right after the commit; the others have what they need, or the dataset before.
     run = on_disk(lab, spares=2, step_ms=40)

@@ -118,6 +118,7 @@ pub fn run(options: AgentOptions, ready: impl FnOnce(ReadyInfo)) -> Result<(), A
         prefix: text(&options.prefix)?,
         settings: options.settings.clone(),
         pool_bytes_max: options.pool_bytes_max,
+        stores: store_wanted(&options),
         bugs: Bugs::default(),
     };
     let terminate = || async {
@@ -202,9 +203,8 @@ fn store_wanted(options: &AgentOptions) -> bool {
     match options.settings.text("cache_store") {
         "memory" => false,
         "segments" => true,
-        _ => {
-            rustix::fs::statfs(&options.cache).is_ok_and(|s| s.f_type != TMPFS && s.f_type != RAMFS)
-        }
+        _ => rustix::fs::statfs(options.cache.parent().unwrap_or(&options.cache))
+            .is_ok_and(|s| s.f_type != TMPFS && s.f_type != RAMFS),
     }
 }
 
@@ -449,8 +449,14 @@ impl<M: AgentMind> Daemon<M> {
                         warn!(%key, %rank, path = file.path, %cause, "a file in memory cannot be kept");
                     }
                 }
-                self.cache.store_kept();
+                self.cache.store_kept((key, slot, rank));
             }
+            AgentAction::Take { key, slot, rank, filled } => {
+                let filled = filled.into_iter().map(|f| (f, self.pool.memory(f.id)));
+                self.cache.take((key, slot, rank), filled);
+            }
+            AgentAction::Reclaim(bytes) => self.cache.reclaim(bytes),
+            AgentAction::Settled(key) => self.cache.settled(key),
             AgentAction::OpenMemory { conn, key, slot, rank, path, from } => {
                 self.open_memory(conn, (key, slot, rank), &path, from);
             }

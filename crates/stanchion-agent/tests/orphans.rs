@@ -114,6 +114,7 @@ async fn start(id: u32, dir: &Path) -> Node {
         prefix: options.prefix.to_str().unwrap().into(),
         settings: settings(),
         pool_bytes_max: options.pool_bytes_max,
+        stores: false,
         bugs: Bugs::default(),
     };
     let (ready_to, ready) = oneshot::channel();

@@ -3,7 +3,7 @@
 
 use crate::error::Error;
 use crate::pool::PoolTimes;
-use stanchion_format::client::Lent;
+use stanchion_format::client::{Filled, Lent, Part, PartFrom};
 use stanchion_format::ids::ExtentId;
 use stanchion_format::limits::EXTENT_CHUNKS;
 use stanchion_mem::Mapping;
@@ -21,9 +21,27 @@ pub(crate) trait Lender {
     fn lend(&mut self, bytes: u64) -> Result<Vec<Lent>, Error>;
     /// What was lent.
     fn mapping(&self, id: ExtentId) -> &Mapping;
+    /// Is what is full to be handed over?
+    fn stores(&self) -> bool {
+        false
+    }
+    /// It is full, and not written to any more: the next time that memory is lent it may be this.
+    fn hand(&mut self, filled: Filled) {
+        let _ = filled;
+    }
 }
 
-/// A piece of an extent.
+/// What was lent, under a name of this dataset's own: the extent may be lent again when it was handed over.
+#[derive(Clone, Copy, Debug)]
+struct Loan {
+    id: ExtentId,
+    bytes: u64,
+    /// Of these it has been said what they are: when that is all, it is full.
+    good: u64,
+    handed: bool,
+}
+
+/// A piece of an extent. `id` is the name that [`Alloc`] gave it; see [`Alloc::extent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub id: ExtentId,
@@ -35,7 +53,13 @@ pub(crate) struct Span {
 #[derive(Debug, Default)]
 pub(crate) struct Alloc {
     chunk: u64,
-    lent: BTreeMap<ExtentId, u64>,
+    lent: BTreeMap<ExtentId, Loan>,
+    /// Extents that are lent and not handed over.
+    here: BTreeSet<ExtentId>,
+    /// Those that are full and not handed over.
+    full: Vec<ExtentId>,
+    /// Nothing more is handed over: streams are scattered over too many pieces.
+    keeps: bool,
     total: u64,
     /// By place; neighbours are one.
     free: BTreeMap<(ExtentId, u64), u64>,
@@ -52,6 +76,51 @@ impl Alloc {
     /// The pool's unit.
     pub(crate) fn chunk(&self) -> u64 {
         self.chunk
+    }
+
+    /// The extent of a piece, for [`Lender::mapping`].
+    pub(crate) fn extent(&self, name: ExtentId) -> ExtentId {
+        self.lent.get(&name).map_or(name, |loan| loan.id)
+    }
+
+    /// Was it handed over? Then nobody writes there.
+    pub(crate) fn is_handed(&self, name: ExtentId) -> bool {
+        self.lent.get(&name).is_some_and(|loan| loan.handed)
+    }
+
+    /// Gives parts of files, which have the names of pieces, those that the agent knows: when nothing more is written,
+    /// since what is full may still be handed over until then.
+    pub(crate) fn declare(&self, parts: &mut [Part]) {
+        for part in parts {
+            if let PartFrom::Extent { id: name, offset } = part.from {
+                part.from = match self.is_handed(name) {
+                    true => PartFrom::Filled { number: name.0, offset },
+                    false => PartFrom::Extent { id: self.extent(name), offset },
+                };
+            }
+        }
+    }
+
+    /// So many more bytes of an extent are as they will be.
+    pub(crate) fn good(&mut self, name: ExtentId, bytes: u64) {
+        let Some(loan) = self.lent.get_mut(&name).filter(|_| bytes > 0) else { return };
+        loan.good += bytes;
+        debug_assert!(loan.good <= loan.bytes, "{loan:?}");
+        if loan.good == loan.bytes {
+            self.full.push(name);
+        }
+    }
+
+    /// They are to be used otherwise.
+    pub(crate) fn not_good(&mut self, name: ExtentId, bytes: u64) {
+        let Some(loan) = self.lent.get_mut(&name).filter(|_| bytes > 0) else { return };
+        loan.good -= bytes.min(loan.good);
+        self.full.retain(|full| *full != name);
+    }
+
+    /// From now on nothing is handed over.
+    pub(crate) fn keep_all(&mut self) {
+        self.keeps = true;
     }
 
     /// A piece of at most `want` bytes, which is not 0; if it can be, what follows `after`; of fewer than `least` only
@@ -109,17 +178,27 @@ impl Alloc {
         let need = want.checked_next_multiple_of(self.chunk).unwrap_or(want);
         let most = self.chunk.saturating_mul(EXTENT_CHUNKS);
         let step = (self.total / 2 / self.chunk * self.chunk).min(most).max(need);
+        if lender.stores() && !self.keeps {
+            for name in std::mem::take(&mut self.full) {
+                let loan = self.lent.get_mut(&name).expect("what is full was lent");
+                loan.handed = true;
+                self.here.remove(&loan.id);
+                lender.hand(Filled { id: loan.id, number: name.0 });
+            }
+        }
         let mut lent = lender.lend(step)?;
         if lent.is_empty() && step > need {
             lent = lender.lend(need)?;
         }
         for Lent { id, bytes, .. } in &lent {
             // Twice the same memory would be two streams in one place.
-            if *bytes == 0 || self.lent.insert(*id, *bytes).is_some() {
+            if *bytes == 0 || !self.here.insert(*id) {
                 return Err(Error::Answer { verb: "write" });
             }
+            let name = ExtentId(self.lent.len() as u64 + 1);
+            self.lent.insert(name, Loan { id: *id, bytes: *bytes, good: 0, handed: false });
             self.total = self.total.saturating_add(*bytes);
-            self.give(Span { id: *id, offset: 0, bytes: *bytes });
+            self.give(Span { id: name, offset: 0, bytes: *bytes });
         }
         Ok(!lent.is_empty())
     }

@@ -9,7 +9,7 @@ use crate::route::{self, Lookup, Prefix};
 use crate::snapshot::Children;
 use crate::wire::{self, Link};
 use stanchion_format::client::{
-    Answer, Ask, Code, Lent, MemoryAt, MemoryFile, Own, Request, RestartInfo, SettingPair,
+    Answer, Ask, Code, Filled, Lent, MemoryAt, MemoryFile, Own, Request, RestartInfo, SettingPair,
 };
 use stanchion_format::config::{self, Scope, Settings};
 use stanchion_format::ids::{DatasetNo, Key, Level, RankId};
@@ -177,11 +177,11 @@ impl Client {
         let mut link = Link::connect(&path, slot, wait)?;
         let (rank, size, pid) = (RankId(me.rank), me.size, std::process::id());
         let hello = Request::Hello { rank, size, pid, settings: settings.pairs() };
-        let (prefix, said, timeout) = match link.ask("init", &hello, wait)? {
-            Answer::Welcome { prefix, settings, answer_timeout_ms, .. }
+        let (prefix, said, stores, timeout) = match link.ask("init", &hello, wait)? {
+            Answer::Welcome { prefix, settings, stores, answer_timeout_ms, .. }
                 if prefix.starts_with('/') && prefix.len() <= 4096 =>
             {
-                (prefix, settings, answer_timeout_ms)
+                (prefix, settings, stores, answer_timeout_ms)
             }
             Answer::Failed { code, text } => return Err(refused(code, &text)),
             _ => return Err(link.give_up("init")),
@@ -201,7 +201,7 @@ impl Client {
             wait: wire::patience(timeout),
             needs: 0,
             last_no: 0,
-            pool: PoolMap::default(),
+            pool: PoolMap::new(stores),
             streams: streams::Streams::default(),
             place: (path, slot),
             children: Children::default(),
@@ -502,8 +502,8 @@ impl Client {
     /// Shared memory of the agent for what is being written, mapped. Empty: it has none for this.
     pub(crate) fn lend(&mut self, call: &'static str, bytes: u64) -> Result<Vec<Lent>, Error> {
         let ms = self.settings.number("pool_wait_ms");
-        let anew = self.pool.anew();
-        self.ask_lent(call, &Request::Lend { bytes, anew }, wire::patience(ms))
+        let request = self.pool.wish(bytes);
+        self.ask_lent(call, &request, wire::patience(ms))
     }
 
     fn ask_lent(
@@ -530,6 +530,11 @@ impl Client {
             Err(Error::Refused { .. } | Error::Memory(_)) => Ok(()),
             other => other.map(drop),
         }
+    }
+
+    /// Hands over what is full with the next wish for memory.
+    pub(crate) fn hand_over(&mut self, filled: Filled) {
+        self.pool.hand(filled);
     }
 
     /// The mapped memory.

@@ -172,7 +172,7 @@ impl Client {
         let head = encode(placed);
         let changed: usize = runs.iter().flatten().map(|r| r.len).sum();
         let copied = head.len() as u64 + changed as u64;
-        let mut writer = PoolWriter::new(copied.saturating_add(ALIGN));
+        let mut writer = PoolWriter::new(copied.saturating_add(ALIGN)).handing(self);
         if writer.put(self, &head)? == Put::TooLarge {
             return Ok(Put::TooLarge);
         }

@@ -5,16 +5,21 @@
 
 use crate::client::Client;
 use crate::error::Error;
-use stanchion_format::client::{Lent, MemoryFile, Part, PartFrom};
+use stanchion_format::client::{Filled, Lent, MemoryFile, Part, PartFrom, Request};
 use stanchion_format::ids::{ExtentId, Key};
 use stanchion_format::regions::ALIGN;
 use stanchion_mem::copy::Piece;
 use stanchion_mem::track::Run;
 use stanchion_mem::{Mapping, MemError};
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+/// What is lent at a time where it is handed over in turns, bytes.
+const HAND_BYTES: u64 = 64 << 20;
+/// Numbers of what streams hand over are below this ([`crate::alloc`]).
+const HANDED_FIRST: u64 = 1 << 48;
 /// Reservations grow by at least so much, bytes: one request for many small regions.
 const RESERVE_STEP: u64 = 4 << 20;
 const ZEROS: [u8; 4096] = [0; 4096];
@@ -41,11 +46,41 @@ pub(crate) struct PoolMap {
     maps: HashMap<ExtentId, Mapping>,
     /// What an answer brought could not be mapped, or the agent had no descriptors: it must say all again.
     in_vain: bool,
+    /// Does the agent store what is full, and lend the memory again?
+    stores: bool,
+    /// What is full and was not said yet.
+    filled: Vec<Filled>,
     expected: u64,
     reserved: u64,
 }
 
 impl PoolMap {
+    /// Of an agent that stores what is full, or does not.
+    pub(crate) fn new(stores: bool) -> PoolMap {
+        PoolMap { stores, ..PoolMap::default() }
+    }
+
+    /// Is what is full to be handed over?
+    pub(crate) fn stores(&self) -> bool {
+        self.stores
+    }
+
+    /// It is full, and not written to any more.
+    pub(crate) fn hand(&mut self, filled: Filled) {
+        self.filled.push(filled);
+    }
+
+    /// Nothing is handed over of the dataset that begins.
+    pub(crate) fn begin(&mut self) {
+        self.filled.clear();
+    }
+
+    /// The request for more memory.
+    pub(crate) fn wish(&mut self, bytes: u64) -> Request {
+        let (filled, anew) = (std::mem::take(&mut self.filled), self.anew());
+        Request::Lend { bytes, filled, anew }
+    }
+
     /// Maps what is new. False if the answer makes no sense.
     pub(crate) fn take(&mut self, lent: &[Lent], fds: Vec<OwnedFd>) -> Result<bool, Error> {
         let fresh = lent.iter().filter(|l| l.fresh).count();
@@ -110,6 +145,14 @@ pub(crate) struct PoolWriter {
     lent: VecDeque<Lent>,
     used: u64,
     parts: Vec<Part>,
+    /// Is what is full handed over?
+    hands: bool,
+    /// From which part on the extent is referred to that is being filled.
+    first: usize,
+    /// Extents that are full and not handed over, and which parts refer to them.
+    full: Vec<(ExtentId, Range<usize>)>,
+    /// How many were handed over.
+    handed: u64,
     times: PoolTimes,
 }
 
@@ -131,8 +174,18 @@ impl PoolWriter {
             lent: VecDeque::new(),
             used: 0,
             parts: Vec::new(),
+            hands: false,
+            first: 0,
+            full: Vec::new(),
+            handed: 0,
             times: PoolTimes::default(),
         }
+    }
+
+    /// Hands over what is full, where the agent wants it: bytes are in their place when [`PoolWriter::put`] returns.
+    pub(crate) fn handing(mut self, client: &Client) -> PoolWriter {
+        self.hands = client.pool().stores();
+        self
     }
 
     /// Bytes so far.
@@ -216,7 +269,13 @@ impl PoolWriter {
         while !bytes.is_empty() {
             let Some(first) = self.lent.front().copied() else {
                 let start = Instant::now();
-                let lent = client.lend("checkpoint", self.left.max(bytes.len() as u64))?;
+                let mut wanted = self.left.max(bytes.len() as u64);
+                if self.hands {
+                    // Others are not to wait for all of this, nor the device for its end.
+                    wanted = wanted.min(HAND_BYTES);
+                    self.hand_over(client);
+                }
+                let lent = client.lend("checkpoint", wanted)?;
                 self.times.wait += start.elapsed();
                 if lent.is_empty() {
                     return Ok(Put::TooLarge);
@@ -233,10 +292,30 @@ impl PoolWriter {
             if self.used == first.bytes {
                 self.lent.pop_front();
                 self.used = 0;
+                let from = std::mem::replace(&mut self.first, self.parts.len());
+                if self.hands {
+                    self.full.push((first.id, from..self.parts.len()));
+                }
             }
             bytes = later;
         }
         Ok(Put::Done)
+    }
+
+    /// Hands over what is full, with the wish that follows: its bytes have another name from now on.
+    fn hand_over(&mut self, client: &mut Client) {
+        for (full, parts) in std::mem::take(&mut self.full) {
+            let number = HANDED_FIRST + self.handed;
+            self.handed += 1;
+            for part in &mut self.parts[parts] {
+                if let PartFrom::Extent { id, offset } = part.from
+                    && id == full
+                {
+                    part.from = PartFrom::Filled { number, offset };
+                }
+            }
+            client.hand_over(Filled { id: full, number });
+        }
     }
 
     /// Time that copying took elsewhere.

@@ -69,7 +69,7 @@ impl Client {
         placed: &[RegionAt],
         end: u64,
     ) -> Result<Put, Error> {
-        let mut writer = PoolWriter::new(end);
+        let mut writer = PoolWriter::new(end).handing(self);
         if writer.put(self, &regions::encode(placed))? == Put::TooLarge {
             return Ok(Put::TooLarge);
         }

@@ -18,6 +18,8 @@ pub(crate) const STREAM_BYTES_MAX: u64 = i64::MAX as u64 & !(PAGE - 1);
 /// New memory is this fraction of what is there already beside it: little is taken in vain, and large streams are
 /// few pieces.
 const GROWTH: u64 = 8;
+/// A stream of so many pieces is not handed over any more: it may still have to become a file.
+const HANDED_RUNS_MAX: usize = 1024;
 /// After so many pieces the smallest doubles: streams written in no order at all are still a bounded number.
 const PIECES_PER_DOUBLING: usize = 256;
 /// Copies to files go through a buffer of so many bytes.
@@ -69,6 +71,15 @@ impl Ranges {
         while !bytes.is_empty() {
             let found = self.runs.range_mut(..=at).next_back();
             let found = found.filter(|(start, run)| at - **start < run.span.bytes);
+            if let Some((start, run)) = &found
+                && alloc.is_handed(run.span.id)
+            {
+                // Those bytes are on their way to a device: what is new goes elsewhere.
+                let start = **start;
+                let len = (start + run.span.bytes - at).min(bytes.len() as u64);
+                self.carve(start, at, len);
+                continue;
+            }
             let Some((start, run)) = found else {
                 match self.room(alloc, lender, at, bytes.len() as u64, times)? {
                     Put::Done => continue,
@@ -78,10 +89,12 @@ impl Ranges {
             let within = at - start;
             let step = (run.span.bytes - within).min(bytes.len() as u64);
             let (now, later) = bytes.split_at(step as usize);
-            let mapping = lender.mapping(run.span.id);
+            let mapping = lender.mapping(alloc.extent(run.span.id));
+            let good = run.good;
             run.clear(mapping, within);
             mapping.write((run.span.offset + within) as usize, now);
             run.good = run.good.max(within + step);
+            alloc.good(run.span.id, run.good - good);
             at += step;
             self.size = self.size.max(at);
             bytes = later;
@@ -116,8 +129,13 @@ impl Ranges {
             start = if end - at <= span.bytes { end - span.bytes } else { at };
         }
         span = alloc.trim(span, end - start);
-        // A piece may be a little longer than what there is room for.
-        span.bytes = span.bytes.min(end - start);
+        // A piece may be a little longer than what there is room for: what is beyond is nobody's.
+        let bytes = span.bytes.min(end - start);
+        alloc.good(span.id, span.bytes - bytes);
+        span.bytes = bytes;
+        if self.runs.len() >= HANDED_RUNS_MAX {
+            alloc.keep_all();
+        }
         self.add(start, span, chain);
         Ok(Put::Done)
     }
@@ -135,6 +153,23 @@ impl Ranges {
         self.runs.insert(start, Run { span, good: 0, chain });
     }
 
+    /// Makes a gap of `len` bytes at `at` in the run that begins at `start` and has them.
+    fn carve(&mut self, start: u64, at: u64, len: u64) {
+        let Some(run) = self.runs.remove(&start) else { return };
+        let Run { span, good, chain } = run;
+        let part = |from: u64, to: u64| Run {
+            span: Span { offset: span.offset + from, bytes: to - from, ..span },
+            good: good.clamp(from, to) - from,
+            chain,
+        };
+        if at > start {
+            self.runs.insert(start, part(0, at - start));
+        }
+        if at + len < start + span.bytes {
+            self.runs.insert(at + len, part(at + len - start, span.bytes));
+        }
+    }
+
     /// How much is taken at least.
     fn grain(&self, chunk: u64, chain: u64) -> u64 {
         let doublings = (self.runs.len() / PIECES_PER_DOUBLING).min(20);
@@ -145,7 +180,7 @@ impl Ranges {
     }
 
     /// Makes everything up to the size the stream's own, gives back what lies beyond, and lists the parts, at most
-    /// `max`. What nobody wrote is zeros: of one piece of memory for all of it, where it has no own.
+    /// `max`, by the names that pieces have here ([`Alloc::declare`]). What nobody wrote is zeros: of one piece of memory for all of it, where it has no own.
     pub(crate) fn finish(
         &mut self,
         alloc: &mut Alloc,
@@ -162,12 +197,17 @@ impl Ranges {
         for (start, run) in &mut self.runs {
             largest = largest.max(start - end);
             let bytes = run.span.bytes.min(self.size - start);
-            run.clear(lender.mapping(run.span.id), bytes);
+            let good = run.good;
+            run.clear(lender.mapping(alloc.extent(run.span.id)), bytes);
+            alloc.good(run.span.id, run.good - good);
             end = start + run.span.bytes;
         }
         if let Some(mut last) = self.runs.last_entry() {
             let (start, run) = (*last.key(), last.get_mut());
             run.span = alloc.trim(run.span, self.size - start);
+            // The rest of the last line of the processor's cache is nobody's.
+            alloc.good(run.span.id, run.span.bytes.saturating_sub(run.good));
+            run.good = run.good.max(run.span.bytes);
         }
         if largest > 0 && !zeros.provide(alloc, lender, largest, times)? {
             return Ok(Parts::None);
@@ -199,11 +239,16 @@ impl Ranges {
         (parts.len() <= max).then_some(parts)
     }
 
-    /// Writes everything to a file, which becomes as large; holes stay holes.
-    pub(crate) fn spill(&self, lender: &impl Lender, file: &File) -> io::Result<()> {
+    /// Was a part handed over? Then it cannot be read here any more.
+    pub(crate) fn is_handed(&self, alloc: &Alloc) -> bool {
+        self.runs.values().any(|run| alloc.is_handed(run.span.id))
+    }
+
+    /// Writes everything to a file, which becomes as large; holes stay holes. Nothing was handed over.
+    pub(crate) fn spill(&self, alloc: &Alloc, lender: &impl Lender, file: &File) -> io::Result<()> {
         let mut buffer = vec![0; BUFFER];
         for (start, run) in &self.runs {
-            let mapping = lender.mapping(run.span.id);
+            let mapping = lender.mapping(alloc.extent(run.span.id));
             let mut done = 0;
             while done < run.good {
                 let step = (run.good - done).min(BUFFER as u64);
@@ -219,6 +264,7 @@ impl Ranges {
     /// Gives all memory back.
     pub(crate) fn give(self, alloc: &mut Alloc) {
         for run in self.runs.into_values() {
+            alloc.not_good(run.span.id, run.good);
             alloc.give(run.span);
         }
     }
@@ -268,7 +314,8 @@ impl Zeros {
             alloc.give(span);
             return Ok(true);
         }
-        fill(lender.mapping(span.id), span.offset, span.bytes);
+        fill(lender.mapping(alloc.extent(span.id)), span.offset, span.bytes);
+        alloc.good(span.id, span.bytes);
         // What had the place before is referred to by streams that are closed: it stays as it is.
         self.0 = Some(span);
         Ok(true)

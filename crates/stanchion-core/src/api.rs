@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use stanchion_format::checksum::Crc;
-use stanchion_format::client::{Answer, MemoryFile, Request};
+use stanchion_format::client::{Answer, Filled, MemoryFile, Request};
 use stanchion_format::config::Settings;
 use stanchion_format::data::Piece;
 use stanchion_format::ids::{
@@ -138,6 +138,23 @@ pub enum AgentAction {
         /// Its files, with their sizes.
         files: Vec<(MemoryFile, u64)>,
     },
+    /// These extents of a rank are full, and of this dataset: they may be stored. Each has a number, which parts of files
+    /// in `Keep` refer to; with the next `Keep` of this rank for the dataset those numbers are void. Before any wish to
+    /// have memory back.
+    Take {
+        /// The dataset.
+        key: Key,
+        /// The rank's slot.
+        slot: SlotId,
+        /// The rank.
+        rank: RankId,
+        /// Which.
+        filled: Vec<Filled>,
+    },
+    /// Ranks want so many bytes: what is stored gives its memory back (`Released`), at once or when it is stored.
+    Reclaim(u64),
+    /// What the dataset has in memory nobody will read soon: when it is stored it gives its memory back.
+    Settled(Key),
     /// Answer a rank's outstanding request with the parts of a file in the pool.
     OpenMemory {
         /// On which connection.

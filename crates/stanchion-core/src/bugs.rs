@@ -38,6 +38,8 @@ pub enum Bug {
     EvictBeforeFlush,
     /// FM-P2: memory that a living process still maps is lent to another one.
     LendMapped,
+    /// FM-P11: what a rank handed over is lent again before it is stored.
+    LendUnstored,
     /// FM-P3: extents of a dataset are free as soon as its rank has completed.
     FreeData,
     /// FM-S18: a full pool takes the newest dataset.

@@ -12,6 +12,9 @@ use stanchion_format::ids::ExtentId;
 use stanchion_format::limits::{EXTENT_CHUNKS, EXTENTS_PER_ANSWER_MAX};
 use std::collections::{BTreeMap, VecDeque};
 
+/// Memory whose bytes are stored already comes back within this: as long waits also who does not wait, milliseconds.
+const RECLAIM_MS: u64 = 200;
+
 /// Who has an extent mapped, beside the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mapped {
@@ -51,6 +54,8 @@ struct Want {
     /// Waits also for what others must give back, not only for memory to be made.
     patient: bool,
     deadline: Millis,
+    /// What is stored was asked for; for who is not patient the wait ends then.
+    reclaimed: Option<Millis>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +73,8 @@ pub enum Do {
     Grow(Vec<(ExtentId, u64)>),
     /// Give these back to the system; [`Pool::retired`] when done.
     Retire(Vec<ExtentId>),
+    /// So many bytes are wanted: what is in the store is to give its memory back, now or when it is there.
+    Reclaim(u64),
     /// Tell the rank.
     Lend(ConnId, Vec<Lent>),
     /// There is no room, and the rank's wait is over.
@@ -92,6 +99,8 @@ pub struct Usage {
 pub struct Pool {
     chunk: u64,
     max: u64,
+    /// What is held goes to a device, and comes back.
+    stores: bool,
     total: u64,
     next: u64,
     extents: BTreeMap<ExtentId, Extent>,
@@ -112,6 +121,7 @@ impl Pool {
         Pool {
             chunk,
             max: max / chunk * chunk,
+            stores: false,
             total: 0,
             next: 1,
             extents: BTreeMap::new(),
@@ -120,6 +130,12 @@ impl Pool {
             refused: false,
             peak: (0, 0),
         }
+    }
+
+    /// The same, with what is held going to a device.
+    pub fn storing(mut self, stores: bool) -> Pool {
+        self.stores = stores;
+        self
     }
 
     /// Room in numbers.
@@ -158,11 +174,13 @@ impl Pool {
     ) -> Vec<Do> {
         let mine: u64 =
             self.extents.values().filter(|e| e.state == State::Lent(conn)).map(|e| e.bytes).sum();
-        if mine.saturating_add(bytes) > self.max {
+        let most = self.max.saturating_sub(mine);
+        if bytes > most && (!self.stores || most == 0) {
             return vec![Do::Lend(conn, Vec::new())];
         }
+        let kind = Kind::Lend(bytes.min(most).max(1));
         self.wants.retain(|w| w.conn != conn);
-        self.wants.push_back(Want { conn, kind: Kind::Lend(bytes.max(1)), patient, deadline });
+        self.wants.push_back(Want { conn, kind, patient, deadline, reclaimed: None });
         // A new wish is a new try.
         self.refused = false;
         self.settle(now)
@@ -184,7 +202,8 @@ impl Pool {
         self.reserved.insert(conn, bytes.min(self.max));
         self.refused = false;
         let grow = self.grow(bytes.saturating_sub(have), Mapped::By(conn));
-        self.wants.push_back(Want { conn, kind: Kind::Reserve, patient: false, deadline });
+        let kind = Kind::Reserve;
+        self.wants.push_back(Want { conn, kind, patient: false, deadline, reclaimed: None });
         let mut out: Vec<Do> = grow.into_iter().collect();
         out.extend(self.settle(now));
         out
@@ -204,6 +223,17 @@ impl Pool {
     /// Could the extent be lent or given back at any moment?
     pub fn spare(&self, id: ExtentId) -> bool {
         self.extents.get(&id).is_none_or(|e| matches!(e.state, State::Free | State::Retiring))
+    }
+
+    /// These are full: the rank writes there no more, and they are its dataset's until they are released.
+    pub fn hand_over(&mut self, conn: ConnId, ids: &[ExtentId]) {
+        for id in ids {
+            assert!(self.lent(conn, *id).is_some(), "extent {id} is lent to {conn:?}");
+            if let Some(extent) = self.extents.get_mut(id) {
+                extent.state = State::Held;
+            }
+        }
+        self.note_peak();
     }
 
     /// The rank has completed: what it names belongs to its dataset, what else was lent is free.
@@ -376,9 +406,9 @@ impl Pool {
     /// Gives everybody what can be given, and starts what is missing.
     fn settle(&mut self, now: Millis) -> Vec<Do> {
         let mut out = Vec::new();
-        for want in std::mem::take(&mut self.wants) {
+        for mut want in std::mem::take(&mut self.wants) {
             let done = match want.kind {
-                Kind::Lend(bytes) => self.settle_lend(want, bytes, now, &mut out),
+                Kind::Lend(bytes) => self.settle_lend(&mut want, bytes, now, &mut out),
                 Kind::Reserve => self.settle_reserve(want, now, &mut out),
             };
             if !done {
@@ -416,7 +446,7 @@ impl Pool {
         ids.iter().map(tell).collect()
     }
 
-    fn settle_lend(&mut self, want: Want, bytes: u64, now: Millis, out: &mut Vec<Do>) -> bool {
+    fn settle_lend(&mut self, want: &mut Want, bytes: u64, now: Millis, out: &mut Vec<Do>) -> bool {
         let chosen = self.choose(want.conn, bytes);
         if !chosen.is_empty() {
             for id in &chosen {
@@ -449,10 +479,16 @@ impl Pool {
             out.push(retire);
             return false;
         }
-        if !want.patient {
-            out.push(Do::Full(want.conn));
+        if !self.stores {
+            if !want.patient {
+                out.push(Do::Full(want.conn));
+            }
+            return !want.patient;
         }
-        !want.patient
+        let over = now >= *want.reclaimed.get_or_insert(now.after(RECLAIM_MS)) && !want.patient;
+        // Each time anew: what came back of the last wish may have gone to others.
+        out.push(if over { Do::Full(want.conn) } else { Do::Reclaim(bytes) });
+        over
     }
 
     /// Free extents for the rank: those that it maps, then those that nobody maps; large ones for what fills them.

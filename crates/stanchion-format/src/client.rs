@@ -98,6 +98,13 @@ pub enum PartFrom {
         /// Where in it, bytes.
         offset: u64,
     },
+    /// It was in an extent that the rank handed over before it completed.
+    Filled {
+        /// Which of those.
+        number: u64,
+        /// Where in it, bytes.
+        offset: u64,
+    },
     /// It is what the base has at `offset`: unchanged since.
     Base {
         /// Where in the base's file, bytes.
@@ -123,6 +130,15 @@ pub struct MemoryFile {
     pub base: Option<(Key, String)>,
     /// Its bytes.
     pub parts: Vec<Part>,
+}
+
+/// An extent that is full before its dataset is complete: the rank writes there no more until it is lent to it anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Filled {
+    /// Which.
+    pub id: ExtentId,
+    /// What its bytes are called from now on, since the extent may be lent again: no two of a rank's dataset are alike.
+    pub number: u64,
 }
 
 /// An extent that a rank may map.
@@ -219,6 +235,8 @@ pub enum Request {
     Lend {
         /// How much is still needed.
         bytes: u64,
+        /// What is full by now. Only for an agent that stores it (`Welcome`).
+        filled: Vec<Filled>,
         /// An earlier answer did not lead to a mapping, for want of descriptors or room: every extent is to come with
         /// its descriptor again.
         anew: bool,
@@ -272,6 +290,8 @@ pub enum Answer {
         prefix: String,
         /// All settings that differ from their defaults, for `SCR_Config` queries.
         settings: Vec<SettingPair>,
+        /// What is in the pool goes to a device: extents that are full are to be handed over with `Lend`.
+        stores: bool,
         /// How long the library should wait for an answer before it gives up, milliseconds.
         answer_timeout_ms: u64,
     },

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{CHUNK, bytes, go_on, key};
 use rustix::io::Errno;
-use stanchion_format::client::{MemoryFile, Part, PartFrom};
+use stanchion_format::client::{Filled, MemoryFile, Part, PartFrom};
 use stanchion_format::ids::{ExtentId, Key, RankId, SlotId};
 use stanchion_format::manifest::{FileDecl, Manifest};
 use stanchion_format::peer::{Cause, Trouble};
@@ -109,8 +109,10 @@ impl Node {
     }
 
     fn store_all(&self) {
-        self.cache.store_kept();
+        self.cache.store_kept((key(1), SLOT, RANK));
         while self.cache.store_some() {}
+        // As if it were protected: nobody reads it soon.
+        (1..100).for_each(|no| self.cache.settled(key(no)));
     }
 
     fn digest(&self, key: Key, decl: &FileDecl) -> Manifest {
@@ -280,7 +282,7 @@ fn an_error_of_any_write_costs_no_byte() {
             let mut node = Node::new();
             let data = data(6);
             let decl = node.keep(key(1), "a", &data, None);
-            node.cache.store_kept();
+            node.cache.store_kept((key(1), SLOT, RANK));
             let before = node.disk.ops();
             node.disk.plan(nth, fault);
             for _ in 0..4 {
@@ -322,7 +324,7 @@ fn an_error_of_any_write_is_told_where_data_must_be_durable() {
                 let mut node = Node::new();
                 let data = data(7);
                 let decl = node.keep(key(1), "a", &data, None);
-                node.cache.store_kept();
+                node.cache.store_kept((key(1), SLOT, RANK));
                 let before = node.disk.ops();
                 node.disk.plan(nth, fault);
                 for _ in 0..STORE_TRIES_MAX {
@@ -360,7 +362,7 @@ fn tries_are_bounded_and_pauses_grow() {
     let mut node = Node::new();
     let data = data(8);
     let decl = node.keep(key(1), "a", &data, None);
-    node.cache.store_kept();
+    node.cache.store_kept((key(1), SLOT, RANK));
     assert!(node.cache.store_wait(Duration::ZERO));
     node.disk.plan(0, Fault::Stuck(Errno::IO));
     node.cache.store_some();
@@ -388,7 +390,7 @@ fn space_that_comes_back_ends_the_pause() {
     node.disk.capacity(Some(used));
     let long = bytes(10, used as usize);
     let decl = node.keep(key(2), "a", &long, None);
-    node.cache.store_kept();
+    node.cache.store_kept((key(1), SLOT, RANK));
     while node.told.lock().unwrap().is_empty() {
         node.cache.store_some();
     }
@@ -530,7 +532,7 @@ fn a_device_that_hangs_holds_up_only_who_writes_to_it() {
     let mut node = Node::on(|disk| Arc::new(Gated(disk, gate.clone())));
     let (first, second) = (data(12), data(13));
     let decl = node.keep(key(1), "a", &first, None);
-    node.cache.store_kept();
+    node.cache.store_kept((key(1), SLOT, RANK));
     gate.shut(true);
     let cache = node.cache.clone();
     let writer = std::thread::spawn(move || while cache.store_some() {});
@@ -541,7 +543,7 @@ fn a_device_that_hangs_holds_up_only_who_writes_to_it() {
     let right = &first[at.offset as usize..][..at.len as usize];
     node.cache.write_chunk(&m, 1, right).unwrap();
     let other = node.keep(key(2), "a", &second, None);
-    node.cache.store_kept();
+    node.cache.store_kept((key(1), SLOT, RANK));
     let m2 = node.digest(key(2), &other);
     node.assert_whole(&m2, &second);
     node.cache.evict(&[key(2)]);
@@ -567,7 +569,7 @@ fn what_is_repaired_on_its_way_is_stored_as_repaired() {
     let mut wrong = right.clone();
     wrong[CHUNK as usize + 3] ^= 4;
     node.keep(key(1), "a", &wrong, None);
-    node.cache.store_kept();
+    node.cache.store_kept((key(1), SLOT, RANK));
     gate.shut(true);
     let cache = node.cache.clone();
     let writer = std::thread::spawn(move || while cache.store_some() {});
@@ -577,7 +579,98 @@ fn what_is_repaired_on_its_way_is_stored_as_repaired() {
     node.assert_whole(&m, &right);
     gate.shut(false);
     writer.join().unwrap();
+    node.store_all();
     assert_eq!(node.freed(), ids(1..4));
     node.assert_whole(&m, &right);
     assert_eq!(node.digest(key(1), &decl), m);
+}
+
+/// An extent's memory.
+fn memory(bytes: &[u8]) -> Option<Arc<dyn Memory>> {
+    Some(Arc::new(Plain(Mutex::new(bytes.to_vec()))))
+}
+
+#[test]
+fn what_is_handed_over_is_stored_before_its_dataset_is_complete() {
+    // FM-P11: and its memory comes back when it is wanted, under the same number as later ones.
+    let node = Node::new();
+    let whose = (key(1), SLOT, RANK);
+    let data = bytes(15, 3 * EXTENT as usize);
+    let id = ExtentId(1);
+    let mut parts = Vec::new();
+    for (number, piece) in (7u64..).zip(data.chunks(EXTENT as usize)) {
+        node.cache.take(whose, [(Filled { id, number }, memory(piece))].into_iter());
+        node.cache.reclaim(EXTENT);
+        assert!(node.freed.lock().unwrap().is_empty(), "it is not stored");
+        while node.cache.store_some() {}
+        assert_eq!(std::mem::take(&mut *node.freed.lock().unwrap()), [id]);
+        parts.push(Part { from: PartFrom::Filled { number, offset: 0 }, bytes: EXTENT });
+    }
+    // In another order, and not all of it.
+    parts.swap(0, 2);
+    parts[1].bytes -= 100;
+    let size = data.len() as u64 - 100;
+    let mut want = data[2 * EXTENT as usize..].to_vec();
+    want.extend(&data[EXTENT as usize..2 * EXTENT as usize - 100]);
+    want.extend(&data[..EXTENT as usize]);
+    let file = MemoryFile { path: "a".into(), base: None, parts };
+    node.cache.keep(whose, &file, size, |_| None).unwrap();
+    node.cache.store_kept(whose);
+    let decl = FileDecl { rank: RANK, path: "a".into(), bytes: size };
+    let m = node.digest(key(1), &decl);
+    node.assert_whole(&m, &want);
+    assert!(node.freed().is_empty());
+    node.cache.evict(&[key(1)]);
+    assert_eq!(node.store.list(), []);
+}
+
+#[test]
+fn what_is_handed_over_and_not_completed_is_nobodys() {
+    // FM-P4: the rank completes without it, or its dataset is dropped.
+    let node = Node::new();
+    let whose = (key(1), SLOT, RANK);
+    let hand = |no: u64, number| {
+        let filled = Filled { id: ExtentId(number), number };
+        node.cache.take((key(no), SLOT, RANK), [(filled, memory(&data(no)))].into_iter());
+    };
+    hand(1, 1);
+    node.cache.store_kept(whose);
+    assert_eq!(node.freed(), ids(1..2));
+    hand(1, 2);
+    hand(2, 3);
+    while node.cache.store_some() {}
+    node.cache.evict(&[key(1)]);
+    assert_eq!(node.freed(), ids(1..3));
+    assert!(node.store.list().iter().all(|(tag, _)| tag.key == key(2)));
+    node.cache.remove_all();
+    assert_eq!(node.freed(), ids(1..4));
+    // A number that nobody gave is refused.
+    let parts = vec![Part { from: PartFrom::Filled { number: 9, offset: 0 }, bytes: 1 }];
+    let file = MemoryFile { path: "a".into(), base: None, parts };
+    assert_eq!(node.cache.keep(whose, &file, 1, |_| None), Err(Cause::Malformed));
+}
+
+#[test]
+fn memory_stays_until_it_is_wanted_or_needed_no_more() {
+    // FM-T5: what redundancy and flushes read right after complete is in memory.
+    let mut node = Node::new();
+    let both = [data(16), data(17)];
+    let decls = [1, 2].map(|no| node.keep(key(no), "a", &both[no as usize - 1], None));
+    node.cache.store_kept((key(1), SLOT, RANK));
+    while node.cache.store_some() {}
+    assert!(node.freed().is_empty());
+    node.disk.plan(0, Fault::Stuck(Errno::IO));
+    let m = node.digest(key(1), &decls[0]);
+    let ops = node.disk.ops();
+    node.assert_whole(&m, &both[0]);
+    assert_eq!(node.disk.ops(), ops, "it is read in memory");
+    node.disk.heal();
+    // The oldest first, and no more than is wanted.
+    node.cache.reclaim(EXTENT + 1);
+    assert_eq!(node.freed(), ids(1..3));
+    node.cache.settled(key(2));
+    assert_eq!(node.freed(), &ids(1..3) | &ids(4..7));
+    node.assert_whole(&m, &both[0]);
+    let m = node.digest(key(2), &decls[1]);
+    node.assert_whole(&m, &both[1]);
 }

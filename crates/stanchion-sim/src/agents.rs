@@ -26,6 +26,7 @@ impl World {
             prefix: "/prefix".into(),
             settings: self.sc.settings.clone(),
             pool_bytes_max: self.sc.pool_bytes_max,
+            stores: self.sc.stores,
             bugs: self.sc.bugs,
         };
         let proc = AgentProc {
@@ -99,6 +100,11 @@ impl World {
             AgentAction::Grow(extents) => self.grow(id, extents),
             AgentAction::Retire(ids) => self.retire(id, ids),
             AgentAction::Keep { key, slot, rank, files } => self.keep(id, (key, slot, rank), files),
+            AgentAction::Take { key, slot, rank, filled } => {
+                self.take_filled(id, (key, slot, rank), &filled);
+            }
+            AgentAction::Reclaim(bytes) => self.reclaim(id, bytes),
+            AgentAction::Settled(key) => self.settled(id, key),
             // Ranks read what they restart from as if it were files.
             AgentAction::OpenMemory { .. } => {}
             AgentAction::EndRanks(conns) => self.end_ranks(id, &conns),

@@ -95,6 +95,8 @@ pub struct Rank {
     files: Vec<FileDecl>,
     /// What it was lent for the open dataset.
     lent: Vec<Lent>,
+    /// What of it was handed over: number, bytes.
+    handed: Vec<(u64, u64)>,
     /// The pool is too small: this dataset goes into files.
     to_files: bool,
     hangs: bool,
@@ -179,6 +181,7 @@ impl World {
                     restart: None,
                     files: Vec::new(),
                     lent: Vec::new(),
+                    handed: Vec::new(),
                     to_files: false,
                     hangs: false,
                     said: None,
@@ -302,6 +305,7 @@ impl World {
                 let r = self.rank(app, rank);
                 r.open = Some((key, true));
                 r.lent.clear();
+                r.handed.clear();
                 r.to_files = !memory;
                 self.rank_lends(app, rank);
             }
@@ -373,12 +377,26 @@ impl World {
         let cfg = self.sc.app.clone();
         let r = self.rank(app, rank);
         let files = planned(&cfg, RankId(rank as u32), r.step, r.value);
-        let need: u64 = files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        let handed: u64 = r.handed.iter().map(|h| h.1).sum();
+        let all: u64 = files.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        let need = all - handed;
         let have: u64 = r.lent.iter().map(|l| l.bytes).sum();
         if r.to_files || have >= need {
             return self.rank_waits(app, rank, State::Writing, 30_000);
         }
-        self.ask_raw(app, rank, State::Lend, Request::Lend { bytes: need - have, anew: false });
+        let (agent, number) = (r.agent, r.handed.len() as u64);
+        let (mut filled, mut bytes) = (Vec::new(), need - have);
+        // A child copies into what is lent, all of it when all is there.
+        if self.sc.stores && !self.sc.app.cow && self.rng.chance(600) {
+            let lent = std::mem::take(&mut self.rank(app, rank).lent);
+            let whole: Vec<u8> = files.into_iter().flat_map(|(_, bytes)| bytes).collect();
+            filled = self.hand_in(agent, &lent, &whole[handed as usize..], number);
+            let handed = filled.iter().zip(&lent).map(|(f, l)| (f.number, l.bytes));
+            self.rank(app, rank).handed.extend(handed);
+            bytes = need - have;
+        }
+        let request = Request::Lend { bytes, filled, anew: false };
+        self.ask_raw(app, rank, State::Lend, request);
     }
 
     fn rank_maps(&mut self, app: usize, rank: usize, lent: &[Lent], lending: bool) {
@@ -425,10 +443,11 @@ impl World {
             self.judge.wrote(key, Piece { rank: id, path, bytes });
         }
         let lent = std::mem::take(&mut self.rank(app, rank).lent);
+        let handed = std::mem::take(&mut self.rank(app, rank).handed);
         // Some of it may be memory that a child would not see as it is.
         let cow = self.sc.app.memory && self.sc.app.cow && !to_files && self.rng.chance(850);
         let mut later = Vec::new();
-        let memory = self.copy_in(agent, &lent, &copies, cow.then_some(&mut later));
+        let memory = self.copy_in(agent, &lent, &copies, &handed, cow.then_some(&mut later));
         if self.violation.is_some() {
             return;
         }

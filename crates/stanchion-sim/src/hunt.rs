@@ -80,6 +80,7 @@ pub const BUGS: &[stanchion_core::bugs::Bug] = {
         LendMapped,
         FreeData,
         DropNewest,
+        LendUnstored,
         CommitUnfilled,
         FreeChild,
     ]

@@ -20,6 +20,7 @@ pub mod rng;
 pub mod scenario;
 pub mod shrink;
 pub mod store;
+pub mod stores;
 mod strike;
 pub mod work;
 pub mod world;

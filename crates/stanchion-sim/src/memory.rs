@@ -5,6 +5,7 @@
 //! (FM-P2).
 
 use crate::store::FileId;
+use crate::stores::{Device, Whose};
 use crate::world::{Event, World};
 use stanchion_core::api::{AgentEvent, ConnId};
 use stanchion_format::client::{Lent, MemoryFile, Part, PartFrom};
@@ -22,7 +23,9 @@ pub struct Memory {
     /// Who has mapped them.
     pub(crate) mapped: BTreeMap<ExtentId, BTreeSet<ConnId>>,
     /// Files that are in them.
-    files: BTreeMap<FileId, Vec<ExtentId>>,
+    pub(crate) files: BTreeMap<FileId, Vec<ExtentId>>,
+    /// Where it is stored.
+    pub(crate) device: Device,
 }
 
 impl World {
@@ -65,7 +68,11 @@ impl World {
         let whose = p.memory.files.iter().find(|(_, ids)| ids.contains(&extent));
         if let Some((place, _)) = whose {
             let text = format!("extent {extent} of dataset {} {what} on agent {id}", place.0);
-            self.violate("FM-P3", text);
+            return self.violate("FM-P3", text);
+        }
+        if let Some(whose) = p.memory.is_taken(extent) {
+            let text = format!("extent {extent}, handed over by {whose:?}, {what} on agent {id}");
+            self.violate("FM-P11", text);
         }
     }
 
@@ -107,17 +114,38 @@ impl World {
         id: AgentId,
         lent: &[Lent],
         files: &[(String, Vec<u8>)],
+        handed: &[(u64, u64)],
         mut later: Option<&mut Vec<Copy>>,
     ) -> Option<Vec<MemoryFile>> {
-        let mut room: Vec<(ExtentId, u64, u64)> =
-            lent.iter().rev().map(|l| (l.id, 0, l.bytes)).collect();
+        // What was handed over has the first bytes already.
+        let mut room: Vec<(PartFrom, u64)> = lent
+            .iter()
+            .rev()
+            .map(|l| (PartFrom::Extent { id: l.id, offset: 0 }, l.bytes))
+            .collect();
+        room.extend(
+            handed.iter().rev().map(|h| (PartFrom::Filled { number: h.0, offset: 0 }, h.1)),
+        );
         let mut out = Vec::new();
         for (path, bytes) in files {
             let mut parts = Vec::new();
             let mut done = 0;
             while done < bytes.len() {
-                let (extent, offset, left) = room.pop()?;
+                let (from, left) = room.pop()?;
                 let step = left.min((bytes.len() - done) as u64);
+                parts.push(Part { from, bytes: step });
+                let (extent, offset) = match from {
+                    PartFrom::Extent { id, offset } => (id, offset),
+                    PartFrom::Filled { number, offset } => {
+                        if left > step {
+                            let rest = PartFrom::Filled { number, offset: offset + step };
+                            room.push((rest, left - step));
+                        }
+                        done += step as usize;
+                        continue;
+                    }
+                    PartFrom::Base { .. } => return None,
+                };
                 self.nobodys(id, extent, "is written to");
                 let from = offset as usize;
                 let p = self.agents.get_mut(&id)?;
@@ -127,10 +155,10 @@ impl World {
                     Some(later) => later.push((extent, from, piece.to_vec())),
                     None => place[from..from + step as usize].copy_from_slice(piece),
                 }
-                parts.push(Part { from: PartFrom::Extent { id: extent, offset }, bytes: step });
                 done += step as usize;
                 if left > step {
-                    room.push((extent, offset + step, left - step));
+                    let rest = PartFrom::Extent { id: extent, offset: offset + step };
+                    room.push((rest, left - step));
                 }
             }
             out.push(MemoryFile { path: path.clone(), base: None, parts });
@@ -146,23 +174,42 @@ impl World {
         files: Vec<(MemoryFile, u64)>,
     ) {
         let Some(p) = self.agents.get_mut(&id) else { return };
+        let taken = p.memory.device.taken.remove(&(key, slot, rank)).unwrap_or_default();
+        let mut kept: BTreeSet<ExtentId> = BTreeSet::new();
         for (file, bytes) in files {
             let mut all = Vec::new();
             let mut ids = Vec::new();
             for part in &file.parts {
-                let PartFrom::Extent { id, offset } = part.from else { continue };
-                let from = offset as usize;
-                let extent =
-                    p.memory.extents.get(&id).and_then(|e| e.get(from..from + part.bytes as usize));
-                all.extend_from_slice(extent.unwrap_or_default());
-                ids.push(id);
+                let (from, offset) = match part.from {
+                    PartFrom::Extent { id, offset } => {
+                        ids.push(id);
+                        (p.memory.extents.get(&id), offset)
+                    }
+                    PartFrom::Filled { number, offset } => {
+                        let Some(taken) = taken.get(&number) else { continue };
+                        ids.extend(taken.extent);
+                        let here = taken.extent.and_then(|e| p.memory.extents.get(&e));
+                        (taken.stored.as_ref().or(here), offset)
+                    }
+                    PartFrom::Base { .. } => continue,
+                };
+                let from =
+                    from.and_then(|e| e.get(offset as usize..(offset + part.bytes) as usize));
+                all.extend_from_slice(from.unwrap_or_default());
             }
             if all.len() as u64 == bytes {
                 let place = (key, slot, rank, file.path);
+                kept.extend(&ids);
                 p.store.files.insert(place.clone(), all);
                 p.memory.files.insert(place, ids);
             }
         }
+        // What was handed over and is in no file is nobody's.
+        let free = taken.values().filter_map(|t| t.extent).filter(|e| !kept.contains(e));
+        let free: Vec<ExtentId> = free.collect();
+        free.iter().for_each(|e| p.memory.forget_extent(*e));
+        self.released(id, free);
+        self.onto_device(id, kept.into_iter().collect());
     }
 
     /// Files are gone: what nobody has any more is told to core.
@@ -173,12 +220,16 @@ impl World {
         for place in places {
             freed.extend(p.memory.files.remove(&place).unwrap_or_default());
         }
-        freed.retain(|e| !p.memory.files.values().any(|ids| ids.contains(e)));
-        if !freed.is_empty() {
-            let delay = 50 + self.rng.below(5_000);
-            let event = AgentEvent::Released(freed.into_iter().collect());
-            self.push(delay, Event::Memory(id, Box::new(event)));
+        let of = |w: &Whose| gone(&(w.0, w.1, w.2, String::new()));
+        let whose: Vec<Whose> = p.memory.device.taken.keys().filter(|w| of(w)).copied().collect();
+        for whose in whose {
+            let taken = p.memory.device.taken.remove(&whose).unwrap_or_default();
+            freed.extend(taken.values().filter_map(|t| t.extent));
         }
+        freed.retain(|e| !p.memory.files.values().any(|ids| ids.contains(e)));
+        freed.retain(|e| p.memory.is_taken(*e).is_none());
+        freed.iter().for_each(|e| p.memory.forget_extent(*e));
+        self.released(id, freed.into_iter().collect());
     }
 
     /// A rank's connection is gone: its process mostly too.

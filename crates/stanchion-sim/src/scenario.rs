@@ -46,6 +46,8 @@ pub struct Scenario {
     pub app: App,
     /// Shared memory of each agent, bytes.
     pub pool_bytes_max: u64,
+    /// Do agents store what is in their pools, and give its memory back?
+    pub stores: bool,
     /// Messages keep their order between two processes.
     pub fifo: bool,
     /// Longest usual way of a message, microseconds.
@@ -83,6 +85,7 @@ impl Scenario {
             cow: Rng::new(seed, 4).chance(500),
         };
         let cow = app.memory && app.cow;
+        let stores = rng.chance(500);
         let pool_bytes_max = 4096 * rng.pick(&[2, 6, 20, 60, 200]);
         let settings = settings(rng);
         let horizon = 2_000 + app.steps * (app.step_ms + 400);
@@ -97,6 +100,7 @@ impl Scenario {
             settings,
             app,
             pool_bytes_max,
+            stores,
             fifo: rng.chance(500),
             hop_us: rng.pick(&[300, 3_000, 20_000]),
             work_us: rng.pick(&[1_000, 10_000, 60_000]),

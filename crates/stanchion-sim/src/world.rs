@@ -13,7 +13,7 @@ use stanchion_core::agent::Agent;
 use stanchion_core::api::{AgentEvent, ConnId, ControllerEvent, Millis, Now};
 use stanchion_core::controller::Controller;
 use stanchion_format::client::Request;
-use stanchion_format::ids::{AgentId, Epoch, TaskId};
+use stanchion_format::ids::{AgentId, Epoch, ExtentId, TaskId};
 use stanchion_format::peer::Msg;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -65,6 +65,8 @@ pub enum Event {
     ChildGone(AgentId, ConnId),
     /// Something happened to an agent's shared memory.
     Memory(AgentId, Box<AgentEvent>),
+    /// An extent is stored; with the token of what was in it.
+    Stored(AgentId, ExtentId, u64),
     /// A task's next step; false: a cancelled task that is not quick enough to stop.
     Task(AgentId, TaskId, bool),
     /// A child copies a piece, or ends.
@@ -356,6 +358,7 @@ impl World {
             | Event::ConnGone(a, _)
             | Event::ChildGone(a, _)
             | Event::Memory(a, _)
+            | Event::Stored(a, ..)
             | Event::Task(a, ..)
             | Event::TakeEpoch(a, _) => Some(Peer::Agent(*a)),
             _ => None,
@@ -396,6 +399,7 @@ impl World {
                 self.agent_event(a, None, gone);
             }
             Event::Memory(a, event) => self.agent_event(a, None, *event),
+            Event::Stored(a, extent, token) => self.stored(a, extent, token),
             Event::Task(a, task, wanted) => self.task_step(a, task, wanted),
             Event::Child(conn) => self.child_goes_on(conn),
             Event::Rank(app, rank, event) => self.rank_event(app, rank, event),

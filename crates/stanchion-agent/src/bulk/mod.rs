@@ -34,9 +34,9 @@ use work::{LazyPrefix, Scratch, Tools};
 
 /// Threads at normal priority.
 const NORMAL_THREADS: usize = 2;
-/// Threads that write from memory to the store: while one makes checksums, the other waits for the device. A set of its
+/// Threads that write from memory to the store: while one makes checksums, the others wait for the device. A set of its
 /// own: a device that hangs holds up nothing else.
-const STORE_THREADS: usize = 2;
+const STORE_THREADS: usize = 3;
 
 /// What bulk threads need.
 #[derive(Debug)]

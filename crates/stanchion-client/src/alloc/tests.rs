@@ -12,11 +12,24 @@ pub(crate) struct Bank {
     left: u64,
     extents: Vec<Extent>,
     pub asked: Vec<u64>,
+    /// Takes over what is full, and lends its memory again.
+    pub storing: bool,
+    /// What was handed over, by number.
+    pub stored: BTreeMap<u64, Vec<u8>>,
+    again: Vec<ExtentId>,
 }
 
 impl Bank {
     pub fn new(sizes: &[u64], limit: u64) -> Bank {
-        Bank { sizes: sizes.to_vec(), left: limit, extents: Vec::new(), asked: Vec::new() }
+        Bank {
+            sizes: sizes.to_vec(),
+            left: limit,
+            extents: Vec::new(),
+            asked: Vec::new(),
+            storing: false,
+            stored: BTreeMap::new(),
+            again: Vec::new(),
+        }
     }
 
     pub fn lent(&self) -> u64 {
@@ -38,6 +51,12 @@ impl Lender for Bank {
         }
         let mut lent = Vec::new();
         let mut given = 0;
+        for id in std::mem::take(&mut self.again) {
+            let bytes = self.mapping(id).len() as u64;
+            self.mapping(id).write(0, &vec![STALE; bytes as usize]);
+            lent.push(Lent { id, bytes, fresh: false });
+            given += bytes;
+        }
         while given < bytes && lent.len() < 3 {
             let size = self.sizes[self.extents.len() % self.sizes.len()];
             let extent = Extent::create(size).unwrap();
@@ -53,6 +72,17 @@ impl Lender for Bank {
 
     fn mapping(&self, id: ExtentId) -> &Mapping {
         self.extents[id.0 as usize - 1].mapping()
+    }
+
+    fn stores(&self) -> bool {
+        self.storing
+    }
+
+    fn hand(&mut self, filled: Filled) {
+        let bytes = self.mapping(filled.id).len() as u64;
+        let old = self.stored.insert(filled.number, self.read(filled.id, 0, bytes));
+        assert!(old.is_none(), "a number is used once");
+        self.again.push(filled.id);
     }
 }
 

@@ -11,7 +11,7 @@ use crate::route;
 use crate::source::Source;
 use crate::stream::{Parts, Ranges, STREAM_BYTES_MAX, Zeros};
 use crate::wire::{self, Link};
-use stanchion_format::client::{Lent, MemoryFile, Request};
+use stanchion_format::client::{Code, Filled, Lent, MemoryFile};
 use stanchion_format::config::Settings;
 use stanchion_format::ids::ExtentId;
 use stanchion_format::limits;
@@ -50,7 +50,9 @@ pub(crate) struct Streams {
     paths: BTreeSet<String>,
     /// How many of them are files.
     files: usize,
-    /// Parts of those that are closed.
+    /// Those that are closed and in memory, with their sizes; their parts have the names that `alloc` gives.
+    closed: Vec<(MemoryFile, u64)>,
+    /// Parts of those.
     parts: usize,
     alloc: Alloc,
     zeros: Zeros,
@@ -96,12 +98,20 @@ struct Agent<'a> {
 impl Lender for Agent<'_> {
     fn lend(&mut self, bytes: u64) -> Result<Vec<Lent>, Error> {
         let wait = wire::patience(self.settings.number("pool_wait_ms"));
-        let anew = self.pool.anew();
-        ask_lent(self.link, self.pool, "write", &Request::Lend { bytes, anew }, wait)
+        let request = self.pool.wish(bytes);
+        ask_lent(self.link, self.pool, "write", &request, wait)
     }
 
     fn mapping(&self, id: ExtentId) -> &Mapping {
         self.pool.map(id)
+    }
+
+    fn stores(&self) -> bool {
+        self.pool.stores()
+    }
+
+    fn hand(&mut self, filled: Filled) {
+        self.pool.hand(filled);
     }
 }
 
@@ -166,9 +176,15 @@ impl Writer {
         let (Body::Memory(ranges), Some(files)) = (&mut self.body, &mut tools.files) else {
             return Ok(());
         };
+        if ranges.is_handed(tools.alloc) {
+            let text = "the pool is too small for streams that are written in this order";
+            return Err(super::refused(Code::Space, text));
+        }
         let made = files.create(&self.path, ranges.size())?;
         if let Body::File { file, place, .. } = &made {
-            ranges.spill(&tools.agent, file).map_err(|cause| cannot_write(place, cause))?;
+            ranges
+                .spill(tools.alloc, &tools.agent, file)
+                .map_err(|cause| cannot_write(place, cause))?;
         }
         std::mem::take(ranges).give(tools.alloc);
         self.body = made;
@@ -265,6 +281,7 @@ fn free(paths: &BTreeSet<String>, path: &str) -> Result<(), Error> {
 impl Client {
     pub(super) fn begin_streams(&mut self) {
         self.streams.alloc = Alloc::new(self.settings.number("chunk_bytes"));
+        self.pool.begin();
     }
 
     /// No stream of the dataset that was written is open any more; that none was is for the caller to say.
@@ -276,8 +293,10 @@ impl Client {
         });
         open.retain(|_, s| matches!(s, Stream::Read(_)));
         let kept = Streams { last, open, ..Streams::default() };
-        let ended = std::mem::replace(&mut self.streams, kept);
-        if let Phase::Writing { spent, blocked, .. } = &mut self.phase {
+        let mut ended = std::mem::replace(&mut self.streams, kept);
+        ended.closed.iter_mut().for_each(|(file, _)| ended.alloc.declare(&mut file.parts));
+        if let Phase::Writing { memory, spent, blocked, .. } = &mut self.phase {
+            memory.append(&mut ended.closed);
             spent.add(ended.times);
             *blocked += ended.times.wait + ended.times.copy + ended.blocked;
         }
@@ -474,9 +493,9 @@ impl Client {
         })?;
         let took = start.elapsed().saturating_sub(self.streams.times.wait - waited);
         self.streams.blocked += took;
-        if let (Some((file, size)), Phase::Writing { memory, .. }) = (kept, &mut self.phase) {
+        if let Some((file, size)) = kept {
             self.streams.parts += file.parts.len();
-            memory.push((file, size));
+            self.streams.closed.push((file, size));
         }
         Ok(())
     }

@@ -58,6 +58,8 @@ pub struct Model {
     pub root: PathBuf,
     pub settings: Vec<(String, String)>,
     pub answer_timeout_ms: u64,
+    /// Takes what is full.
+    pub stores: bool,
     pub complete: Vec<Dataset>,
     pub warnings: Vec<String>,
     open: Option<Dataset>,
@@ -71,6 +73,7 @@ impl Model {
             root: root.to_owned(),
             settings: Vec::new(),
             answer_timeout_ms: 20_000,
+            stores: false,
             complete: Vec::new(),
             warnings: Vec::new(),
             open: None,
@@ -97,6 +100,7 @@ impl Model {
                     slot: SlotId(0),
                     prefix: self.prefix(),
                     settings: self.settings.clone(),
+                    stores: self.stores,
                     answer_timeout_ms: self.answer_timeout_ms,
                 }
             }

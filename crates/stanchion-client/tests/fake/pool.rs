@@ -103,7 +103,7 @@ impl Pool {
 fn place(part: &Part) -> (ExtentId, u64) {
     match part.from {
         PartFrom::Extent { id, offset } => (id, offset),
-        PartFrom::Base { .. } => panic!("streams have no base"),
+        other => panic!("streams have no base, and this agent takes nothing over: {other:?}"),
     }
 }
 

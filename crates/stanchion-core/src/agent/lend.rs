@@ -5,7 +5,7 @@ use super::fill::Attached;
 use crate::api::{AgentAction, ConnId};
 use crate::bugs::Bug;
 use crate::pool::Do;
-use stanchion_format::client::{Answer, Code, MemoryFile, Own, PartFrom};
+use stanchion_format::client::{Answer, Code, Filled, MemoryFile, Own, PartFrom};
 use stanchion_format::ids::{ExtentId, RankId};
 use stanchion_format::limits::MEMORY_PARTS_MAX;
 use stanchion_format::name;
@@ -16,11 +16,12 @@ use std::collections::BTreeSet;
 type Checked = (Vec<(MemoryFile, u64)>, BTreeSet<ExtentId>);
 
 impl Agent {
-    fn pool_do(&mut self, wishes: Vec<Do>) {
+    pub(super) fn pool_do(&mut self, wishes: Vec<Do>) {
         for wish in wishes {
             match wish {
                 Do::Grow(extents) => self.out.push(AgentAction::Grow(extents)),
                 Do::Retire(ids) => self.out.push(AgentAction::Retire(ids)),
+                Do::Reclaim(bytes) => self.out.push(AgentAction::Reclaim(bytes)),
                 Do::Lend(conn, extents) => self.answer(conn, Answer::Lent(extents)),
                 Do::Full(conn) => self.pool_full(conn),
             }
@@ -47,17 +48,23 @@ impl Agent {
     }
 
     pub(super) fn on_reserve(&mut self, conn: ConnId, bytes: u64) {
-        // One more than is kept: the one that is being written.
-        let sets = self.settings().number("cache_datasets").saturating_add(1);
+        // One more than is kept: the one that is being written. On a device none is kept in memory but the last.
+        let kept = self.settings().number("cache_datasets");
+        let sets = if self.cfg.stores { 2 } else { kept.saturating_add(1) };
         let deadline = self.now.mono.after(self.settings().number("pool_ready_ms"));
         let wishes = self.pool.reserve(conn, bytes.saturating_mul(sets), deadline, self.now.mono);
         self.pool_do(wishes);
     }
 
-    pub(super) fn on_lend(&mut self, conn: ConnId, bytes: u64, anew: bool) {
+    pub(super) fn on_lend(&mut self, conn: ConnId, bytes: u64, filled: &[Filled], anew: bool) {
         if self.ranks.open_dataset().is_none() {
             let text = "no dataset is being written: memory is lent between start and complete";
             self.fail(conn, Code::State, text.into());
+            return;
+        }
+        if !self.hand_over(conn, filled) {
+            let text = "an extent is handed over that is not lent, or a number twice";
+            self.fail(conn, Code::Invalid, text.into());
             return;
         }
         let waits = self.settings().text("pool_full") != "skip";
@@ -139,7 +146,8 @@ impl Agent {
     }
 
     fn keep(&mut self, conn: ConnId, rank: RankId, files: Vec<(MemoryFile, u64)>) {
-        if !files.is_empty()
+        let handed = self.handed.remove(&conn).is_some();
+        if (handed || !files.is_empty())
             && let Some(key) = self.ranks.open_dataset()
             && let Some((_, slot)) = self.ranks.behind(conn)
         {
@@ -177,6 +185,12 @@ impl Agent {
                             used.insert(id);
                         }
                     }
+                    PartFrom::Filled { number, offset } => {
+                        let handed = self.handed_bytes(conn, number).ok_or(Cause::Malformed)?;
+                        if ends(offset)? > handed || part.bytes == 0 {
+                            return Err(Cause::Malformed);
+                        }
+                    }
                     PartFrom::Base { offset } => {
                         ends(offset)?;
                         if file.base.is_none() || part.bytes == 0 {
@@ -195,6 +209,7 @@ impl Agent {
 
     pub(super) fn lend_gone(&mut self, conn: ConnId, exited: bool) {
         self.lend_failed.remove(&conn);
+        self.forgo(conn);
         let wishes = self.pool.gone(conn, exited || self.bug(Bug::LendMapped), self.now.mono);
         self.pool_do(wishes);
     }

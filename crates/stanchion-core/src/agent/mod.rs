@@ -15,6 +15,7 @@
 mod coll;
 mod fill;
 mod flush;
+mod hand;
 mod lend;
 mod orphan;
 mod pressure;
@@ -68,6 +69,8 @@ pub struct AgentConfig {
     pub settings: Settings,
     /// Shared memory for datasets, bytes.
     pub pool_bytes_max: u64,
+    /// What datasets have in the pool goes to a device, and its memory comes back then.
+    pub stores: bool,
     /// Deliberate bugs.
     pub bugs: Bugs,
 }
@@ -241,6 +244,8 @@ pub struct Agent {
     lend_failed: BTreeSet<ConnId>,
     pressure: pressure::Pressure,
     pace: Pace,
+    /// What ranks handed over of the datasets that they write.
+    handed: BTreeMap<ConnId, hand::Handed>,
     fill: fill::Fill,
     /// When the pool was last looked through for what is not needed.
     pool_shrunk: Millis,
@@ -249,7 +254,8 @@ pub struct Agent {
 impl Agent {
     /// A new agent, of no incarnation yet.
     pub fn new(cfg: AgentConfig, now: Now) -> Agent {
-        let pool = Pool::new(cfg.settings.number("chunk_bytes"), cfg.pool_bytes_max);
+        let pool =
+            Pool::new(cfg.settings.number("chunk_bytes"), cfg.pool_bytes_max).storing(cfg.stores);
         Agent {
             cfg,
             now,
@@ -274,6 +280,7 @@ impl Agent {
             lend_failed: BTreeSet::new(),
             pressure: pressure::Pressure::default(),
             pace: Pace::default(),
+            handed: BTreeMap::new(),
             fill: fill::Fill::default(),
             pool_shrunk: now.mono,
         }

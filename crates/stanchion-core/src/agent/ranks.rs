@@ -223,7 +223,7 @@ impl Agent {
                 self.answer(conn, Answer::Ok);
             }
             Request::Reserve { bytes } => self.on_reserve(conn, bytes),
-            Request::Lend { bytes, anew } => self.on_lend(conn, bytes, anew),
+            Request::Lend { bytes, filled, anew } => self.on_lend(conn, bytes, &filled, anew),
             Request::OpenMemory { path, from } => self.on_open_memory(conn, path, from),
             Request::Copied => {
                 self.fail(conn, Code::Protocol, "a rank has no such request".into());
@@ -315,7 +315,9 @@ impl Agent {
         for conn in waiting {
             let Some(rank) = self.ranks.by_conn.get(&conn) else { continue };
             let slot = self.ranks.ranks[rank].slot;
+            let stores = self.cfg.stores;
             let answer = Answer::Welcome {
+                stores,
                 slot,
                 prefix: prefix.clone(),
                 settings: settings.clone(),

@@ -225,6 +225,7 @@ impl Agent {
                 }
                 self.log(Severity::Debug, format!("dataset {key} stays unprotected: {trouble}"));
                 self.root_protect_failed(key, trouble);
+                self.out.push(AgentAction::Settled(key));
                 self.evict();
             }
             Record::FlushStart(key, attempt) => self.flush_started(key, attempt),
@@ -284,6 +285,9 @@ impl Agent {
         }
         if level == Level::Persistent {
             self.flush_over(key);
+        }
+        if level == Level::Protected {
+            self.out.push(AgentAction::Settled(key));
         }
         self.root_level(key, level);
         self.evict();

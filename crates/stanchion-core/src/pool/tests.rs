@@ -20,6 +20,8 @@ struct Rig {
     /// Who was given a descriptor of what.
     maps: BTreeMap<ExtentId, BTreeSet<ConnId>>,
     full: Vec<ConnId>,
+    /// What was to be given back by the store.
+    wanted: Vec<u64>,
     answered: Vec<(ConnId, Vec<Lent>)>,
     bytes: BTreeMap<ExtentId, u64>,
 }
@@ -33,6 +35,7 @@ impl Rig {
             lent: BTreeMap::new(),
             maps: BTreeMap::new(),
             full: Vec::new(),
+            wanted: Vec::new(),
             answered: Vec::new(),
             bytes: BTreeMap::new(),
         }
@@ -44,6 +47,7 @@ impl Rig {
                 Do::Grow(new) => self.growing.extend(new),
                 Do::Retire(ids) => self.retiring.extend(ids),
                 Do::Full(conn) => self.full.push(conn),
+                Do::Reclaim(bytes) => self.wanted.push(bytes),
                 Do::Lend(conn, list) => {
                     for l in &list {
                         let maps = self.maps.entry(l.id).or_default();
@@ -278,8 +282,73 @@ fn a_system_without_memory_is_not_asked_again_and_again() {
     assert!(!rig.lend(A, 64, true).is_empty());
 }
 
+#[test]
+fn a_dataset_may_be_larger_than_a_pool_that_is_stored() {
+    // FM-P11: in turns, each extent is filled, handed over, stored, and lent again.
+    let mut rig = Rig::new(64);
+    rig.pool = Pool::new(4, 64).storing(true);
+    let mut lent = rig.lend(A, 1000, true);
+    let mut written = 0;
+    for _ in 0..10 {
+        assert!(!lent.is_empty());
+        let ids = Rig::ids(&lent);
+        written += lent.iter().map(|l| l.bytes).sum::<u64>();
+        rig.pool.hand_over(A, &ids);
+        assert!(ids.iter().all(|id| rig.pool.lent(A, *id).is_none()), "it is not written to");
+        assert!(rig.lend(A, 1000, true).is_empty(), "all of it is data");
+        assert_eq!(rig.wanted.pop(), Some(64));
+        let done = rig.pool.released(&ids, NOW);
+        rig.take(done, true);
+        lent = rig.answered.remove(0).1;
+        assert!(lent.iter().all(|l| !l.fresh), "it maps that already");
+    }
+    assert!(written > 5 * 64);
+    let done = rig.pool.complete(A, &Rig::ids(&lent), NOW);
+    rig.take(done, true);
+    assert_eq!(rig.pool.usage().lent, 0);
+}
+
+#[test]
+fn what_one_rank_takes_back_does_not_keep_another_waiting_for_ever() {
+    let mut rig = Rig::new(64);
+    rig.pool = Pool::new(4, 64).storing(true);
+    let mine = Rig::ids(&rig.lend(A, 64, true));
+    assert!(rig.lend(B, 64, true).is_empty());
+    rig.pool.hand_over(A, &mine);
+    assert!(rig.lend(A, 64, true).is_empty());
+    let done = rig.pool.released(&mine, NOW);
+    rig.take(done, true);
+    rig.run();
+    // Whoever got it completes with it; the other one has the store asked for it.
+    rig.wanted.clear();
+    let (conn, list) = rig.answered.remove(0);
+    let done = rig.pool.complete(conn, &Rig::ids(&list), NOW);
+    rig.take(done, true);
+    rig.run();
+    assert!(!rig.answered.is_empty() || rig.wanted.contains(&64), "{:?}", rig.answered);
+}
+
+#[test]
+fn who_does_not_wait_waits_for_what_is_stored_already() {
+    let mut rig = Rig::new(64);
+    rig.pool = Pool::new(4, 64).storing(true);
+    let mine = rig.lend(A, 64, false);
+    let done = rig.pool.complete(A, &Rig::ids(&mine), NOW);
+    rig.take(done, true);
+    assert!(rig.lend(A, 64, false).is_empty() && rig.full.is_empty());
+    assert!(rig.wanted.contains(&64));
+    let done = rig.pool.tick(LATER);
+    rig.take(done, true);
+    assert_eq!(rig.full, [A]);
+    assert!(rig.lend(A, 64, false).is_empty());
+    let done = rig.pool.released(&Rig::ids(&mine), NOW);
+    rig.take(done, true);
+    assert_eq!(Rig::ids(&rig.answered[0].1), Rig::ids(&mine));
+}
+
 #[derive(Clone, Debug)]
 enum Op {
+    HandOver(u8, u8),
     Lend(u8, u64),
     Reserve(u8, u64),
     Complete(u8, u8),
@@ -293,6 +362,7 @@ enum Op {
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
+        2 => (0..3u8, any::<u8>()).prop_map(|(c, m)| Op::HandOver(c, m)),
         4 => (0..3u8, 1..300u64).prop_map(|(c, b)| Op::Lend(c, b)),
         1 => (0..3u8, 1..300u64).prop_map(|(c, b)| Op::Reserve(c, b)),
         3 => (0..3u8, any::<u8>()).prop_map(|(c, m)| Op::Complete(c, m)),
@@ -308,13 +378,24 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 
 proptest! {
     #[test]
-    fn an_extent_has_one_owner_at_a_time(ops in ops()) {
+    fn an_extent_has_one_owner_at_a_time(ops in ops(), stores in any::<bool>()) {
         let mut rig = Rig::new(256);
+        rig.pool = Pool::new(4, 256).storing(stores);
         let mut conns: Vec<ConnId> = (1..=3).map(ConnId).collect();
         let mut held: Vec<ExtentId> = Vec::new();
         let mut next = 4;
         for op in ops {
             let done = match op {
+                Op::HandOver(c, mask) => {
+                    let list = rig.lent.entry(conns[c as usize]).or_default();
+                    let full = |i: &u32| mask >> (i % 8) & 1 == 1;
+                    let ids: Vec<ExtentId> = (0u32..).zip(list.iter())
+                        .filter(|(i, _)| full(i)).map(|(_, l)| l.id).collect();
+                    list.retain(|l| !ids.contains(&l.id));
+                    rig.pool.hand_over(conns[c as usize], &ids);
+                    held.extend(&ids);
+                    Vec::new()
+                }
                 Op::Lend(c, bytes) => rig.pool.lend(conns[c as usize], bytes, (true, LATER), NOW),
                 Op::Reserve(c, bytes) => rig.pool.reserve(conns[c as usize], bytes, LATER, NOW),
                 Op::Complete(c, mask) => {

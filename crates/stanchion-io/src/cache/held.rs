@@ -45,6 +45,8 @@ struct State {
     version: u64,
     /// Other processes were told where in memory it is.
     pinned: bool,
+    /// Nobody is likely to read it soon.
+    settled: bool,
 }
 
 /// A range of the extent in the store.
@@ -268,7 +270,17 @@ impl Used {
         }
     }
 
-    /// Its memory can be given back, or could be if nobody were reading it.
+    /// Nobody is likely to read it soon.
+    pub(super) fn settle(&self) {
+        self.writing().settled = true;
+    }
+
+    /// Is it not worth its memory?
+    pub(super) fn is_settled(&self) -> bool {
+        self.reading().settled
+    }
+
+    /// Its memory can be given back.
     pub(super) fn is_clean(&self) -> bool {
         let state = self.reading();
         state.memory.is_some() && state.is_stored() && !state.pinned

@@ -6,7 +6,7 @@
 //! file that has a piece of it is forgotten and nobody reads from it any more (FM-P3), or when all that files have of it
 //! is in the store ([`super::moving`]).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -15,14 +15,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::io::Errno;
 use stanchion_format::checksum::{Crc, joined};
-use stanchion_format::client::{MemoryFile, PartFrom};
+use stanchion_format::client::{Filled, MemoryFile, PartFrom};
 use stanchion_format::ids::{ExtentId, Key, RankId, SlotId};
 use stanchion_format::index::key_dir;
 use stanchion_format::peer::{Cause, Trouble};
 
 use super::held::{Last, Lies, Used};
 use super::moving::Moves;
-use super::pieces::{Building, MemFile};
+use super::pieces::{Building, MemFile, Of};
 use super::{Cache, rank_dir};
 use crate::fs::{self, Handle, Kind, Stat};
 use crate::store::{Place, Tag};
@@ -41,6 +41,9 @@ pub trait Memory: fmt::Debug + Send + Sync {
         None
     }
 }
+
+/// See [`MemHandle::sum_at`].
+const JOIN_BYTES: u64 = 256 << 10;
 
 /// Called with each extent that no file has any more.
 pub type OnFreed = Box<dyn Fn(ExtentId) + Send + Sync>;
@@ -75,6 +78,10 @@ impl Handle for MemHandle {
     }
 
     fn sum_at(&self, offset: u64, bytes: u64) -> Option<Crc> {
+        // Joining two sums takes as long as summing so many bytes: pages from everywhere are read instead.
+        if self.file.pieces_within(offset, bytes) as u64 > 1 + bytes / JOIN_BYTES {
+            return None;
+        }
         let mut sum = None;
         let mut known = true;
         let len = usize::try_from(bytes).ok()?;
@@ -124,6 +131,12 @@ struct Table {
     fresh: Vec<Arc<Used>>,
     /// Of which ranks were told where in memory they are.
     pinned: Vec<Weak<Used>>,
+    /// What ranks handed over and did not complete yet, by number.
+    handed: HashMap<(Key, SlotId, RankId), HashMap<u64, Arc<Used>>>,
+    /// Stored, and with their memory as long as nobody wants it; oldest first.
+    clean: VecDeque<Weak<Used>>,
+    /// Bytes of memory that are wanted back.
+    wanted: u64,
 }
 
 impl fmt::Debug for MemFiles {
@@ -145,13 +158,37 @@ impl MemFiles {
         self.moves.as_ref()
     }
 
-    /// Gives an extent's memory back, if all of it is in the store.
-    pub(super) fn release(&self, used: &Arc<Used>) {
-        // First nobody finds it under its number any more, which is another one's when it is back.
+    /// All of an extent is in the store: its memory is given back, now or when it is wanted.
+    pub(super) fn stored(&self, used: &Arc<Used>) {
         let mut table = self.table();
+        if used.is_settled() || table.wanted > 0 {
+            table.wanted = table.wanted.saturating_sub(used.bytes);
+            MemFiles::release(&mut table, used);
+        } else {
+            table.clean.push_back(Arc::downgrade(used));
+        }
+    }
+
+    /// Gives the memory of some that are stored back; what they are too few for, others give that come to be stored.
+    fn reclaim(&self, bytes: u64) {
+        let mut table = self.table();
+        table.wanted = table.wanted.max(bytes);
+        while table.wanted > 0 {
+            let Some(next) = table.clean.pop_front() else { break };
+            let Some(used) = next.upgrade().filter(|u| u.is_clean()) else { continue };
+            table.wanted = table.wanted.saturating_sub(used.bytes);
+            MemFiles::release(&mut table, &used);
+        }
+    }
+
+    /// Gives an extent's memory back, if all of it is in the store.
+    fn release(table: &mut Table, used: &Arc<Used>) {
+        // First nobody finds it under its number any more, which is another one's when it is back.
         let mine = table.used.get(&used.id).is_some_and(|u| u.as_ptr() == Arc::as_ptr(used));
-        if mine && used.is_clean() {
-            table.used.remove(&used.id);
+        if used.is_clean() {
+            if mine {
+                table.used.remove(&used.id);
+            }
             // Within the lock: between a look-up and the file that comes of it there must be no release.
             used.release();
         }
@@ -174,7 +211,9 @@ impl MemFiles {
         let pinned = std::mem::take(&mut self.table().pinned);
         for used in pinned.iter().filter_map(Weak::upgrade) {
             used.unpin();
-            self.release(&used);
+            if used.is_clean() {
+                self.stored(&used);
+            }
         }
     }
 
@@ -185,6 +224,12 @@ impl MemFiles {
     pub(super) fn open(&self, path: &Path) -> Option<Box<dyn Handle>> {
         let file = self.table().files.get(path).cloned()?;
         Some(Box::new(MemHandle { file, last: Mutex::default() }))
+    }
+
+    /// Forgets everything.
+    pub(super) fn clear(&self) {
+        let table = std::mem::take(&mut *self.table());
+        drop(table);
     }
 
     /// Forgets files. They are dropped outside of the lock, since that calls out.
@@ -229,14 +274,17 @@ impl Cache {
         let mut built = Building::new(known.map(|b| &**b), file.parts.len());
         let tag = Tag { key, slot, rank, file: 0, offset: 0 };
         let mut fresh: Vec<Arc<Used>> = Vec::new();
+        // Taken out while the table is changed.
+        let handed = table.handed.remove(&(key, slot, rank)).unwrap_or_default();
         for part in &file.parts {
             let found = match part.from {
                 PartFrom::Extent { id, offset } => {
-                    let index = match built.known(id) {
+                    let of = Of::Lent(id);
+                    let index = match built.known(of) {
                         Some(index) => Ok(index),
                         None => {
                             let used = self.memory.used(&mut table, id, tag, &extent);
-                            used.map(|used| built.add(id, used))
+                            used.map(|used| built.add(of, used))
                         }
                     };
                     index.and_then(|index| {
@@ -247,6 +295,17 @@ impl Cache {
                         }
                         Ok(())
                     })
+                }
+                PartFrom::Filled { number, offset } => {
+                    let of = Of::Handed(number);
+                    let index = match built.known(of) {
+                        Some(index) => Ok(index),
+                        None => match handed.get(&number) {
+                            Some(used) => Ok(built.add(of, used.clone())),
+                            None => Err(Cause::Malformed),
+                        },
+                    };
+                    index.and_then(|index| built.put(index, offset, part.bytes))
                 }
                 PartFrom::Base { offset } => built.borrow(offset, part.bytes),
             };
@@ -263,6 +322,9 @@ impl Cache {
             None => table.files.insert(dir.join(&file.path), built),
             Some(_) => Some(built),
         };
+        if !handed.is_empty() {
+            table.handed.insert((key, slot, rank), handed);
+        }
         fresh.dedup_by_key(|u| Arc::as_ptr(u).addr());
         table.fresh.append(&mut fresh);
         drop(table);
@@ -272,9 +334,57 @@ impl Cache {
         trouble.map_or(Ok(()), Err)
     }
 
-    /// All files that share extents are taken over: from now on they are on their way to the store.
-    pub fn store_kept(&self) {
-        let fresh = std::mem::take(&mut self.memory.table().fresh);
+    /// These extents are full, and of a dataset that the rank still writes: they are on their way to the store. Parts of
+    /// files name them by their numbers, until [`Cache::store_kept`].
+    pub fn take(
+        &self,
+        (key, slot, rank): (Key, SlotId, RankId),
+        filled: impl Iterator<Item = (Filled, Option<Arc<dyn Memory>>)>,
+    ) {
+        let chunk = self.memory.moves.as_ref().map_or(1, |m| m.chunk_bytes());
+        let mut taken = Vec::new();
+        for (Filled { id, number }, memory) in filled {
+            let Some(memory) = memory else {
+                (self.memory.freed)(id);
+                continue;
+            };
+            let tag = Tag { key, slot, rank, file: id.0 as u32, offset: 0 };
+            let (freed, moves) = (self.memory.freed.clone(), self.memory.moves.clone());
+            let used = Arc::new(Used::new(id, memory, tag, freed, moves));
+            // Where in which file it will be is not known yet; mostly that begins with an extent.
+            used.want(0, used.bytes, |done| chunk - done % chunk);
+            taken.push((number, used));
+        }
+        if let Some(moves) = self.memory.moves() {
+            taken.iter().for_each(|(_, used)| moves.push(used));
+        }
+        let mut table = self.memory.table();
+        table.handed.entry((key, slot, rank)).or_default().extend(taken);
+    }
+
+    /// Memory of so many bytes is wanted: what is stored gives its own back, now or when it is stored.
+    pub fn reclaim(&self, bytes: u64) {
+        self.memory.reclaim(bytes);
+    }
+
+    /// A dataset will not be read soon: what is stored of it needs no memory.
+    pub fn settled(&self, key: Key) {
+        for used in self.memory.used_below(Path::new(&key_dir(key))) {
+            used.settle();
+            if used.is_clean() {
+                self.memory.stored(&used);
+            }
+        }
+    }
+
+    /// All files of a rank that share extents are taken over: from now on they are on their way to the store, and what
+    /// the rank handed over has no numbers any more.
+    pub fn store_kept(&self, whose: (Key, SlotId, RankId)) {
+        let (fresh, handed) = {
+            let mut table = self.memory.table();
+            (std::mem::take(&mut table.fresh), table.handed.remove(&whose))
+        };
+        drop(handed);
         if let Some(moves) = self.memory.moves() {
             fresh.iter().for_each(|used| moves.push(used));
         }
@@ -314,6 +424,12 @@ impl Cache {
 
     /// Forgets the files in memory of these datasets.
     pub(super) fn forget_memory(&self, keys: &[Key]) {
+        let unfinished = {
+            let handed = &mut self.memory.table().handed;
+            let whose: Vec<_> = handed.keys().filter(|w| keys.contains(&w.0)).copied().collect();
+            whose.iter().filter_map(|w| handed.remove(w)).collect::<Vec<_>>()
+        };
+        drop(unfinished);
         let dirs: Vec<String> = keys.iter().map(|key| key_dir(*key)).collect();
         self.memory.remove(|path, _| dirs.iter().any(|dir| path.starts_with(dir)));
     }

@@ -112,7 +112,7 @@ impl Cache {
 
     /// Removes everything, the directory included (FM-V4).
     pub fn remove_all(&self) {
-        self.memory.remove(|_, _| true);
+        self.memory.clear();
         self.remove_store();
         let contents = fs::remove_contents(&*self.fs, Path::new(""));
         let done = contents.and_then(|()| match self.real {

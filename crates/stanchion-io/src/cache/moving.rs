@@ -24,7 +24,7 @@ use crate::store::{Piece, Place, Source, Store, Tag};
 use crate::trouble::cause;
 
 /// Bytes of one append: a few chunks, so that several requests are under way for each thread.
-const BATCH_BYTES: u64 = 16 << 20;
+const BATCH_BYTES: u64 = 32 << 20;
 /// After this many failures in a row nothing more is tried: datasets stay in memory.
 pub const STORE_TRIES_MAX: u32 = 16;
 /// Pause after the first failure; it doubles with each, up to the longest.
@@ -291,7 +291,7 @@ impl Cache {
             if used.is_left() {
                 moves.push(used);
             } else if used.is_clean() {
-                self.memory.release(used);
+                self.memory.stored(used);
             }
         }
         match trouble {

@@ -76,6 +76,12 @@ impl MemFile {
         (n, end.saturating_sub(offset) as usize)
     }
 
+    /// In how many pieces is a range?
+    pub(super) fn pieces_within(&self, offset: u64, bytes: u64) -> usize {
+        let end = offset.saturating_add(bytes);
+        self.pieces.partition_point(|p| p.start < end).saturating_sub(self.piece_at(offset))
+    }
+
     /// Its pieces from `from` on: (extent, offset in it, bytes).
     pub(super) fn pieces(&self, from: u64) -> impl Iterator<Item = (&Arc<Used>, u64, u64)> {
         self.pieces[self.piece_at(from)..].iter().map(move |p| {
@@ -90,6 +96,15 @@ impl MemFile {
     }
 }
 
+/// By what a rank names an extent of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Of {
+    /// It is lent to it.
+    Lent(ExtentId),
+    /// It handed it over as its so-manieth.
+    Handed(u32),
+}
+
 /// A file that is being put together.
 pub(super) struct Building<'a> {
     base: Option<&'a MemFile>,
@@ -98,9 +113,9 @@ pub(super) struct Building<'a> {
     pieces: Vec<Piece>,
     /// Those of the base, then its own.
     used: Vec<Arc<Used>>,
-    own: HashMap<ExtentId, u32>,
+    own: HashMap<Of, u32>,
     /// Parts mostly follow each other in one extent.
-    last: Option<(ExtentId, u32)>,
+    last: Option<(Of, u32)>,
     at: u64,
 }
 
@@ -119,19 +134,19 @@ impl<'a> Building<'a> {
     }
 
     /// The rank's own extent of this name, if it was added.
-    pub(super) fn known(&mut self, id: ExtentId) -> Option<u32> {
-        if self.last.is_none_or(|(last, _)| last != id) {
-            self.last = self.own.get(&id).map(|index| (id, *index));
+    pub(super) fn known(&mut self, of: Of) -> Option<u32> {
+        if self.last.is_none_or(|(last, _)| last != of) {
+            self.last = self.own.get(&of).map(|index| (of, *index));
         }
         self.last.map(|(_, index)| index)
     }
 
     /// Adds an extent of the rank's own: it has it from now on, whatever becomes of its pieces.
-    pub(super) fn add(&mut self, id: ExtentId, used: Arc<Used>) -> u32 {
+    pub(super) fn add(&mut self, of: Of, used: Arc<Used>) -> u32 {
         let index = self.used.len() as u32;
         self.used.push(used);
-        self.own.insert(id, index);
-        self.last = Some((id, index));
+        self.own.insert(of, index);
+        self.last = Some((of, index));
         index
     }
 
