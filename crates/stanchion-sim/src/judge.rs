@@ -282,7 +282,8 @@ impl World {
         };
         let stood_for = newer(&|p| !p.protected_in.is_empty());
         let may = self.sc.settings.text("pool_full") == "drop" && p.protected_in.is_empty();
-        if !stood_for && !(may && newer(&|p| p.said || p.cached)) {
+        let allowed = may && newer(&|p| p.said || p.cached);
+        if !stood_for && !allowed {
             let text = format!("{key} goes to make room, and nothing newer stands for it");
             self.violate("FM-S18", text);
         }

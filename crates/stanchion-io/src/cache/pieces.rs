@@ -102,7 +102,7 @@ pub(super) enum Of {
     /// It is lent to it.
     Lent(ExtentId),
     /// It handed it over as its so-manieth.
-    Handed(u32),
+    Handed(u64),
 }
 
 /// A file that is being put together.

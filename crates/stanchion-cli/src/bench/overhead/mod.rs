@@ -183,7 +183,7 @@ fn place_rows(place: Place, cores: usize, runs: &[Run]) -> Vec<Row> {
             .collect();
         let s = spread(&slower);
         let goal = match (way, place) {
-            (Way::Files | Way::Incremental, _) => None,
+            (Way::Files | Way::Cow | Way::Incremental, _) => None,
             (_, Place::Busy) => Some(BUSY_GOAL),
             (_, Place::Spare) => Some(SPARE_GOAL),
         };
