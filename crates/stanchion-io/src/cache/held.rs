@@ -280,10 +280,10 @@ impl Used {
         self.reading().settled
     }
 
-    /// Its memory can be given back.
+    /// Its memory can be given back. Without a store it never can: there nothing is left to be stored.
     pub(super) fn is_clean(&self) -> bool {
         let state = self.reading();
-        state.memory.is_some() && state.is_stored() && !state.pinned
+        self.moves.is_some() && state.memory.is_some() && state.is_stored() && !state.pinned
     }
 
     /// Gives the memory back if everything is in the store. Who calls has seen to it that nobody finds this extent by
@@ -291,7 +291,7 @@ impl Used {
     pub(super) fn release(&self) {
         let memory = {
             let mut state = self.writing();
-            let free = state.is_stored() && !state.pinned;
+            let free = self.moves.is_some() && state.is_stored() && !state.pinned;
             if free { state.memory.take() } else { None }
         };
         if memory.is_some() {
