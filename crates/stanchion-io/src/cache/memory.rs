@@ -16,6 +16,7 @@ use stanchion_format::ids::{ExtentId, Key, RankId, SlotId};
 use stanchion_format::index::key_dir;
 use stanchion_format::peer::Cause;
 
+use super::pieces::{Building, MemFile};
 use super::{Cache, rank_dir};
 use crate::fs::{self, Handle, Kind, Stat};
 
@@ -33,9 +34,9 @@ pub trait Memory: fmt::Debug + Send + Sync {
 pub type OnFreed = Box<dyn Fn(ExtentId) + Send + Sync>;
 
 /// An extent as long as a file or a reader has it.
-struct Used {
+pub(super) struct Used {
     id: ExtentId,
-    memory: Arc<dyn Memory>,
+    pub(super) memory: Arc<dyn Memory>,
     freed: Arc<OnFreed>,
 }
 
@@ -51,68 +52,19 @@ impl Drop for Used {
     }
 }
 
-/// A piece of an extent as a piece of a file.
-#[derive(Clone, Debug)]
-struct Piece {
-    /// Where it begins in the file.
-    start: u64,
-    used: Arc<Used>,
-    /// Where it begins in the extent.
-    offset: u64,
-    bytes: u64,
-}
-
-/// A file in memory. Its pieces follow each other without gaps.
-#[derive(Debug)]
-struct MemFile {
-    bytes: u64,
-    pieces: Vec<Piece>,
-}
-
-impl MemFile {
-    /// Calls `each` with the pieces of a range: (piece, offset in the extent, range of the buffer).
-    fn walk(&self, offset: u64, len: usize, each: impl FnMut(&Piece, u64, usize, usize)) -> usize {
-        let first = self.pieces.partition_point(|p| p.start + p.bytes <= offset);
-        self.walk_from(first, offset, len, each).1
-    }
-
-    /// The same from the piece that has `offset`; gives also the one to go on with.
-    fn walk_from(
-        &self,
-        first: usize,
-        offset: u64,
-        len: usize,
-        mut each: impl FnMut(&Piece, u64, usize, usize),
-    ) -> (usize, usize) {
-        let end = self.bytes.min(offset.saturating_add(len as u64));
-        let mut at = offset;
-        let mut n = first;
-        while at < end {
-            let piece = &self.pieces[n];
-            let within = at - piece.start;
-            let step = (piece.bytes - within).min(end - at);
-            let from = (at - offset) as usize;
-            each(piece, piece.offset + within, from, from + step as usize);
-            at += step;
-            n += usize::from(at == piece.start + piece.bytes);
-        }
-        (n, end.saturating_sub(offset) as usize)
-    }
-}
-
 #[derive(Debug)]
 struct MemHandle(Arc<MemFile>);
 
 impl Handle for MemHandle {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> fs::Result<usize> {
         let len = buf.len();
-        Ok(self.0.walk(offset, len, |p, at, from, to| p.used.memory.read(at, &mut buf[from..to])))
+        Ok(self.0.walk(offset, len, |used, at, from, to| used.memory.read(at, &mut buf[from..to])))
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> fs::Result<usize> {
-        let done = self
-            .0
-            .walk(offset, bytes.len(), |p, at, from, to| p.used.memory.write(at, &bytes[from..to]));
+        let done = self.0.walk(offset, bytes.len(), |used, at, from, to| {
+            used.memory.write(at, &bytes[from..to])
+        });
         // It has the size it has.
         if done == 0 && !bytes.is_empty() { Err(Errno::FBIG) } else { Ok(done) }
     }
@@ -204,51 +156,38 @@ impl Cache {
         let base = file.base.as_ref().map(|(key, path)| rank_dir(*key, slot, rank).join(path));
         let mut table = self.memory.table();
         let base = base.map(|path| table.files.get(&path).cloned().ok_or(Cause::Missing));
-        let mut pieces: Vec<Piece> = Vec::with_capacity(file.parts.len());
-        let mut trouble = None;
-        let mut at = 0u64;
-        // Thousands of parts, mostly in order: the last extent and the place in the base are remembered.
-        let mut last: Option<Arc<Used>> = None;
-        let mut place = 0;
+        let mut trouble = base.as_ref().and_then(|b| b.as_ref().err().copied());
+        let known = base.as_ref().and_then(|b| b.as_ref().ok());
+        let mut built = Building::new(known.map(|b| &**b), file.parts.len());
         for part in &file.parts {
             let found = match part.from {
                 PartFrom::Extent { id, offset } => {
-                    let used = match &last {
-                        Some(used) if used.id == id => Ok(used.clone()),
-                        _ => self.memory.used(&mut table, id, &extent),
+                    let index = match built.known(id) {
+                        Some(index) => Ok(index),
+                        None => {
+                            let used = self.memory.used(&mut table, id, &extent);
+                            used.map(|used| built.add(id, used))
+                        }
                     };
-                    last = used.as_ref().ok().cloned();
-                    used.and_then(|used| {
-                        let fits = offset.checked_add(part.bytes);
-                        let fits = fits.is_some_and(|end| end <= used.memory.bytes());
-                        let piece = Piece { start: at, used, offset, bytes: part.bytes };
-                        // The extent is noted even if the piece is wrong: it must come back.
-                        pieces.push(piece);
-                        if fits { Ok(()) } else { Err(Cause::Malformed) }
-                    })
+                    index.and_then(|index| built.put(index, offset, part.bytes))
                 }
-                PartFrom::Base { offset } => match &base {
-                    Some(Ok(base)) => {
-                        borrow(base, &mut place, (offset, part.bytes), at, &mut pieces)
-                    }
-                    Some(Err(cause)) => Err(*cause),
-                    None => Err(Cause::Malformed),
-                },
+                PartFrom::Base { offset } => built.borrow(offset, part.bytes),
             };
             if let Err(cause) = found {
                 trouble.get_or_insert(cause);
             }
-            at = at.saturating_add(part.bytes);
         }
-        if trouble.is_none() && at != bytes {
-            trouble = Some(Cause::Size { want: bytes, have: at });
+        if trouble.is_none() && built.bytes() != bytes {
+            trouble = Some(Cause::Size { want: bytes, have: built.bytes() });
         }
+        let (built, without) = built.finish();
+        let built = Arc::new(built);
         let old = match trouble {
-            None => table.files.insert(dir.join(&file.path), Arc::new(MemFile { bytes, pieces })),
-            Some(_) => Some(Arc::new(MemFile { bytes: 0, pieces })),
+            None => table.files.insert(dir.join(&file.path), built),
+            Some(_) => Some(built),
         };
         drop(table);
-        drop(last);
+        drop(without);
         drop(old);
         drop(base);
         trouble.map_or(Ok(()), Err)
@@ -263,12 +202,8 @@ impl Cache {
         max: usize,
     ) -> Option<Vec<(ExtentId, u64, u64)>> {
         let file = self.memory.table().files.get(&rank_dir(key, slot, rank).join(path)).cloned()?;
-        let first = file.pieces.partition_point(|p| p.start + p.bytes <= from);
-        let piece = |p: &Piece| {
-            let skip = from.saturating_sub(p.start);
-            (p.used.id, p.offset + skip, p.bytes - skip)
-        };
-        Some(file.pieces.iter().skip(first).take(max).map(piece).collect())
+        let piece = |(used, offset, bytes): (&Arc<Used>, u64, u64)| (used.id, offset, bytes);
+        Some(file.pieces(from).take(max).map(piece).collect())
     }
 
     /// Forgets the files in memory of these datasets.
@@ -293,44 +228,4 @@ impl MemFiles {
         table.used.insert(id, Arc::downgrade(&used));
         Ok(used)
     }
-}
-
-/// Adds what `base` has in a range. `place`: the piece that is likely to have its beginning.
-fn borrow(
-    base: &MemFile,
-    place: &mut usize,
-    (offset, bytes): (u64, u64),
-    start: u64,
-    pieces: &mut Vec<Piece>,
-) -> Result<(), Cause> {
-    if offset.checked_add(bytes).is_none_or(|end| end > base.bytes) {
-        return Err(Cause::Malformed);
-    }
-    let len = usize::try_from(bytes).map_err(|_| Cause::Malformed)?;
-    let has = |n: usize| {
-        base.pieces.get(n).is_some_and(|p| p.start <= offset && offset < p.start + p.bytes)
-    };
-    // What lies between two borrowed ranges is a run that changed: one piece or two of the base.
-    let near = (*place..place.saturating_add(3)).find(|n| has(*n));
-    let first =
-        near.unwrap_or_else(|| base.pieces.partition_point(|p| p.start + p.bytes <= offset));
-    (*place, _) = base.walk_from(first, offset, len, |piece, at, from, to| {
-        let next = Piece {
-            start: start + from as u64,
-            used: piece.used.clone(),
-            offset: at,
-            bytes: (to - from) as u64,
-        };
-        // Neighbours stay one: increments of increments do not make lists grow without end.
-        match pieces.last_mut() {
-            Some(last)
-                if Arc::ptr_eq(&last.used, &next.used)
-                    && last.offset + last.bytes == next.offset =>
-            {
-                last.bytes += next.bytes;
-            }
-            _ => pieces.push(next),
-        }
-    });
-    Ok(())
 }

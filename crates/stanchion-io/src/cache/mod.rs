@@ -24,6 +24,7 @@ use usage::Usage;
 mod chunks;
 pub mod memory;
 mod parity;
+mod pieces;
 mod usage;
 mod verify;
 
