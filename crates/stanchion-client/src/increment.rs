@@ -7,7 +7,7 @@ use crate::pool::{PoolWriter, Put};
 use crate::regions::{Region, placed};
 use stanchion_format::ids::Key;
 use stanchion_format::limits::MEMORY_PARTS_MAX;
-use stanchion_format::regions::{RegionAt, encode};
+use stanchion_format::regions::{ALIGN, RegionAt, encode};
 use stanchion_mem::track::{Changes, Mark, RegionId, Run, SliceTracker, Wanted};
 
 /// Hash blocks are pages: what the kernel tells by.
@@ -172,24 +172,18 @@ impl Client {
         let head = encode(placed);
         let changed: usize = runs.iter().flatten().map(|r| r.len).sum();
         let copied = head.len() as u64 + changed as u64;
-        let mut writer = PoolWriter::new(copied);
+        let mut writer = PoolWriter::new(copied.saturating_add(ALIGN));
         if writer.put(self, &head)? == Put::TooLarge {
             return Ok(Put::TooLarge);
         }
+        writer.align();
         for ((region, at), runs) in regions.iter().zip(placed).zip(runs) {
             // The zeros in between are the base's too.
             let gap = at.offset - writer.written();
             writer.same(writer.written(), gap);
-            let mut done = 0;
-            for run in runs {
-                writer.same(at.offset + done as u64, (run.offset - done) as u64);
-                let end = run.offset + run.len;
-                if writer.put(self, &region.bytes[run.offset..end])? == Put::TooLarge {
-                    return Ok(Put::TooLarge);
-                }
-                done = end;
+            if writer.put_changed(self, at.offset, region.bytes, runs)? == Put::TooLarge {
+                return Ok(Put::TooLarge);
             }
-            writer.same(at.offset + done as u64, (region.bytes.len() - done) as u64);
         }
         let base = self.increment.base.as_ref().map(|b| (b.key, b.path.clone()));
         let (file, bytes, times) = writer.finish(path.to_owned(), base);

@@ -9,6 +9,7 @@ use stanchion_format::client::{Lent, MemoryFile, Part, PartFrom};
 use stanchion_format::ids::{ExtentId, Key};
 use stanchion_format::regions::ALIGN;
 use stanchion_mem::copy::Piece;
+use stanchion_mem::track::Run;
 use stanchion_mem::{Mapping, MemError};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -141,7 +142,55 @@ impl PoolWriter {
 
     /// Adds bytes.
     pub(crate) fn put(&mut self, client: &mut Client, bytes: &[u8]) -> Result<Put, Error> {
-        self.add(client, bytes, |mapping, offset, bytes| mapping.write(offset, bytes))
+        self.timed(|w| w.add(client, bytes, |mapping, offset, bytes| mapping.write(offset, bytes)))
+    }
+
+    /// Adds `bytes`, which the base has at `offset`, but for `runs` of them.
+    pub(crate) fn put_changed(
+        &mut self,
+        client: &mut Client,
+        offset: u64,
+        bytes: &[u8],
+        runs: &[Run],
+    ) -> Result<Put, Error> {
+        // Once for all: there are thousands.
+        self.timed(|w| {
+            let mut done = 0;
+            for run in runs {
+                w.same(offset + done as u64, (run.offset - done) as u64);
+                let end = run.offset + run.len;
+                let put = w.add(client, &bytes[run.offset..end], |mapping, at, bytes| {
+                    mapping.write_past_caches(at, bytes);
+                })?;
+                if put == Put::TooLarge {
+                    return Ok(put);
+                }
+                done = end;
+            }
+            w.same(offset + done as u64, (bytes.len() - done) as u64);
+            Ok(Put::Done)
+        })
+    }
+
+    /// What follows begins at a page of its extent: pages are copied fastest to where they are pages.
+    pub(crate) fn align(&mut self) {
+        let Some(first) = self.lent.front() else { return };
+        self.used = self.used.next_multiple_of(ALIGN).min(first.bytes);
+        if self.used == first.bytes {
+            self.lent.pop_front();
+            self.used = 0;
+        }
+    }
+
+    /// All of this is copying, but for the waiting in between.
+    fn timed(
+        &mut self,
+        work: impl FnOnce(&mut PoolWriter) -> Result<Put, Error>,
+    ) -> Result<Put, Error> {
+        let (start, waited) = (Instant::now(), self.times.wait);
+        let done = work(self);
+        self.times.copy += start.elapsed().saturating_sub(self.times.wait - waited);
+        done
     }
 
     /// Adds bytes that are to be copied later: as `pieces` say, before the file is read.
@@ -178,10 +227,7 @@ impl PoolWriter {
             let room = usize::try_from(first.bytes - self.used)
                 .map_err(|_| MemError::Size(first.bytes))?;
             let (now, later) = bytes.split_at(room.min(bytes.len()));
-            let start = Instant::now();
-            let offset = self.used as usize;
-            copy(client.pool().map(first.id), offset, now);
-            self.times.copy += start.elapsed();
+            copy(client.pool().map(first.id), self.used as usize, now);
             self.note(first.id, self.used, now.len() as u64);
             self.used += now.len() as u64;
             if self.used == first.bytes {

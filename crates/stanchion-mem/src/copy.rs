@@ -22,6 +22,53 @@ impl Piece {
     }
 }
 
+/// Stores of this size go past the caches, to places that are multiples of it.
+#[cfg(target_arch = "x86_64")]
+const LINE: usize = 64;
+
+/// As [`copy_out`], past the caches where the processor can: for thousands of pages from here and there that nobody
+/// here reads soon. A large copy the C library makes so by itself; of a small one it first reads the lines that it is
+/// about to overwrite, which takes half as long again.
+///
+/// # Safety
+/// As for [`copy_out`].
+pub unsafe fn copy_past_caches(src: *const u8, dst: *mut u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx") && dst.addr().is_multiple_of(LINE) {
+        let lines = len / LINE * LINE;
+        // SAFETY: the processor has AVX; both ranges are ours by this function's contract, and `dst` is aligned.
+        unsafe {
+            copy_lines(src, dst, lines);
+            copy_out(src.add(lines), dst.add(lines), len - lines);
+        }
+        return;
+    }
+    // SAFETY: by this function's contract.
+    unsafe { copy_out(src, dst, len) }
+}
+
+/// # Safety
+/// As for [`copy_out`], on a processor with AVX; `dst` and `len` are multiples of `LINE`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx")]
+unsafe fn copy_lines(src: *const u8, dst: *mut u8, len: usize) {
+    use std::arch::x86_64::{_mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
+    let mut at = 0;
+    while at < len {
+        // SAFETY: `at + LINE <= len`; loads need no alignment, and the stores have it.
+        unsafe {
+            let (from, to) = (src.add(at), dst.add(at));
+            let low = _mm256_loadu_si256(from.cast());
+            let high = _mm256_loadu_si256(from.add(LINE / 2).cast());
+            _mm256_stream_si256(to.cast(), low);
+            _mm256_stream_si256(to.add(LINE / 2).cast(), high);
+        }
+        at += LINE;
+    }
+    // What is said of these bytes afterwards must not come before them.
+    _mm_sfence();
+}
+
 /// Copies `len` bytes out of the application's memory.
 ///
 /// # Safety
@@ -32,4 +79,23 @@ impl Piece {
 pub unsafe fn copy_out(src: *const u8, dst: *mut u8, len: usize) {
     // SAFETY: both ranges are valid and disjoint by this function's contract; no reference is made.
     unsafe { std::ptr::copy_nonoverlapping(src, dst, len) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn past_the_caches_it_is_the_same_copy() {
+        let from: Vec<u8> = (0..10_000u32).map(|n| (n * 7 + n / 251) as u8).collect();
+        for (src, dst, len) in [(0, 0, 4096), (3, 0, 9000), (0, 5, 4096), (1, 64, 63), (9, 9, 0)] {
+            let mut memory = vec![0xaau8; 16_384];
+            let start = memory.as_ptr().align_offset(4096);
+            let to = &mut memory[start..start + 10_240];
+            // SAFETY: both ranges are within what we own, and apart.
+            unsafe { copy_past_caches(from[src..].as_ptr(), to[dst..].as_mut_ptr(), len) };
+            assert_eq!(to[dst..dst + len], from[src..src + len]);
+            assert!(to[..dst].iter().chain(&to[dst + len..]).all(|b| *b == 0xaa), "nothing else");
+        }
+    }
 }

@@ -137,6 +137,19 @@ impl Mapping {
         }
     }
 
+    /// As [`Mapping::write`], for many small copies that nobody here reads soon.
+    pub fn write_past_caches(&self, offset: usize, bytes: &[u8]) {
+        self.check(offset, bytes.len());
+        // SAFETY: as in `write`.
+        unsafe {
+            crate::copy::copy_past_caches(
+                bytes.as_ptr(),
+                self.start.as_ptr().add(offset),
+                bytes.len(),
+            );
+        }
+    }
+
     /// Copies from `offset` into `buf`: whatever is there at the moment. Panics beyond the end.
     pub fn read(&self, offset: usize, buf: &mut [u8]) {
         self.check(offset, buf.len());
