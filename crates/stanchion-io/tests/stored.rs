@@ -58,7 +58,16 @@ impl Node {
         Node::on(|disk| Arc::new(disk))
     }
 
+    /// Whose cache is memory alone.
+    fn without_store() -> Node {
+        Node::made(|disk| Arc::new(disk), false)
+    }
+
     fn on(wrap: impl FnOnce(FaultyFs) -> Arc<dyn Fs>) -> Node {
+        Node::made(wrap, true)
+    }
+
+    fn made(wrap: impl FnOnce(FaultyFs) -> Arc<dyn Fs>, stores: bool) -> Node {
         let disk = FaultyFs::new();
         let mut cache = Cache::on(Arc::new(FaultyFs::new()), Path::new("node"), 1 << 30).unwrap();
         let freed: Arc<Mutex<Vec<ExtentId>>> = Arc::default();
@@ -75,7 +84,9 @@ impl Node {
         let told: Arc<Mutex<Vec<Trouble>>> = Arc::default();
         let to = told.clone();
         let tell = Box::new(move |t: &Trouble| to.lock().unwrap().push(t.clone()));
-        cache.use_store(store.clone(), CHUNK.into(), tell);
+        if stores {
+            cache.use_store(store.clone(), CHUNK.into(), tell);
+        }
         Node { cache: Arc::new(cache), disk, store, freed, told, next: 1 }
     }
 
@@ -172,6 +183,21 @@ fn what_is_stored_gives_its_memory_back_and_reads_the_same() {
     assert_eq!(node.digest(key(1), &decl), before);
     assert_eq!(node.disk.ops(), ops);
     assert!(node.told.lock().unwrap().is_empty());
+}
+
+#[test]
+fn without_a_store_memory_is_kept_as_long_as_a_file_has_it() {
+    // FM-P3, FM-T5: nothing is left to be stored there, which is not that all is stored.
+    let mut node = Node::without_store();
+    let data = data(1);
+    let decl = node.keep(key(1), "a", &data, None);
+    let m = node.digest(key(1), &decl);
+    node.store_all();
+    node.cache.reclaim(u64::MAX);
+    assert!(node.freed().is_empty());
+    node.assert_whole(&m, &data);
+    node.cache.evict(&[key(1)]);
+    assert_eq!(node.freed(), ids(1..4));
 }
 
 #[test]
