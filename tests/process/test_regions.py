@@ -18,6 +18,10 @@ PROGRAM = "heat2d_regions"
 FILES = "*.stn"
 APP_FAILED, UNRECOVERABLE = 3, 4
 
+# How a checkpoint is written.
+INCREMENTAL, STREAM, COW = ("--mode", "incremental"), ("--mode", "stream"), ("--mode", "cow")
+MODES = {"": (), "incremental_": INCREMENTAL, "stream_": STREAM, "cow_": COW}
+
 # With a history, so that all three regions have bytes.
 heat = partial(test_loss.heat, program=PROGRAM, mb=1)
 # Without: a region of no bytes is a region.
@@ -74,12 +78,6 @@ def test_undisturbed_with_an_empty_region(lab):
     run.same()
 
 
-def test_a_node_dies_xor(lab):
-    # FM-L2
-    run = heat(lab)
-    three_losses(run, lambda n: run.kill_node((2, 0, 7)[n]))
-
-
 def test_a_node_dies_partner(lab):
     # FM-L2
     run = heat(lab, scheme="PARTNER", spares=1)
@@ -92,12 +90,6 @@ def test_a_node_dies_partner(lab):
     check(chosen and chosen[0]["dataset"], f"a restart from nothing: {chosen}")
     check("restart from step" in run.text, run.text[-2000:])
     run.same()
-
-
-def test_a_rank_dies(lab):
-    # FM-L1, FM-F1
-    run = bare(lab, spares=0)
-    three_losses(run, lambda n: run.kill_rank(3 + 4 * n))
 
 
 def test_restart_from_the_prefix(lab):
@@ -152,15 +144,35 @@ def damaged_in_pool(lab, nodes, **more):
     return run, run.wait_event("app_lost", after=at)[0]
 
 
-def test_a_flipped_byte_in_the_pool(lab):
-    # FM-F9, FM-S7: found and repaired from parity.
-    run, at = damaged_in_pool(lab, [1])
+def a_node_dies_xor(lab, mode):
+    # FM-L2, FM-P3: what a dataset shares with the one before is rebuilt and restarted from like the rest.
+    run = heat(lab, steps_args=ARGS + mode)
+    three_losses(run, lambda n: run.kill_node((2, 0, 7)[n]))
+
+
+def a_rank_dies(lab, mode):
+    # FM-L1, FM-F1, FM-P10: whatever was under way; after a restart the first increment is full.
+    run = heat(lab, spares=0, steps_args=ARGS + mode)
+    three_losses(run, lambda n: run.kill_rank(3 + 4 * n))
+
+
+def a_flipped_byte_in_the_pool(lab, mode):
+    # FM-F9, FM-S7: found and repaired from parity; a page that two datasets share is damaged in both.
+    run, at = damaged_in_pool(lab, [1], steps_args=ARGS + mode)
     at, chosen = run.wait_event("restart_chosen", after=at)
     check(chosen["dataset"], f"a restart from nothing: {chosen}")
     at, done = run.wait_event("restore_done", after=at)
     check(done["repaired_files"], f"no repair was reported: {done}")
     run.finish()
     run.same()
+
+
+for _name, _mode in MODES.items():
+    for _test in (a_node_dies_xor, a_rank_dies, a_flipped_byte_in_the_pool):
+        # What is flipped are regions: a stream has none.
+        if (_mode, _test) != (STREAM, a_flipped_byte_in_the_pool):
+            globals()[f"test_{_name}{_test.__name__}"] = partial(_test, mode=_mode)
+del _name, _mode, _test
 
 
 def test_bytes_flipped_beyond_the_scheme_in_the_pool(lab):
@@ -221,15 +233,6 @@ def test_another_grid_with_regions_of_the_same_size(lab):
     check("start from step 0" not in run.text and not run.result.exists(), run.text[:3000])
 
 
-for _fn in list(globals().values()):
-    if callable(_fn) and getattr(_fn, "__name__", "").startswith("test_"):
-        _fn.seconds = 240
-del _fn
-
-
-INCREMENTAL = ("--mode", "incremental")
-
-
 def test_incremental_undisturbed(lab):
     # What the prefix gets of an increment is whole: no dataset needs another one.
     run = heat(lab, spares=0, steps_args=ARGS + INCREMENTAL, run_args=("--flush-every", 3))
@@ -241,35 +244,12 @@ def test_incremental_undisturbed(lab):
     lab.tool("verify", "--all", "--prefix", lab.prefix)
 
 
-def test_incremental_a_node_dies_xor(lab):
-    # FM-L2, FM-P3: what a dataset shares with the one before is rebuilt and restarted from like the rest.
-    run = heat(lab, steps_args=ARGS + INCREMENTAL)
-    three_losses(run, lambda n: run.kill_node((2, 0, 7)[n]))
-
-
-def test_incremental_a_rank_dies(lab):
-    # FM-L1: after a restart the first one is full.
-    run = heat(lab, spares=0, steps_args=ARGS + INCREMENTAL)
-    three_losses(run, lambda n: run.kill_rank(3 + 4 * n))
-
-
 def test_incremental_by_hashes(lab):
     # As on kernels that do not tell which pages changed.
     run = heat(lab, spares=1, steps_args=ARGS + INCREMENTAL, run_args=("--set", "incremental_tracking=hash"))
     at, _ = protected(run, committed(run, 0, 3))
     run.kill_node(5)
     run.wait_event("node_lost", after=at)
-    run.finish()
-    run.same()
-
-
-def test_incremental_a_flipped_byte_in_the_pool(lab):
-    # FM-S7: a page that two datasets share is damaged in both, and rebuilt.
-    run, at = damaged_in_pool(lab, [1], steps_args=ARGS + INCREMENTAL)
-    at, chosen = run.wait_event("restart_chosen", after=at)
-    check(chosen["dataset"], f"a restart from nothing: {chosen}")
-    at, done = run.wait_event("restore_done", after=at)
-    check(done["repaired_files"], f"no repair was reported: {done}")
     run.finish()
     run.same()
 
@@ -304,38 +284,26 @@ def test_a_node_dies_before_its_regions_are_protected(lab):
     run.same()
 
 
-def full_pool(*policy):
-    def test(lab):
-        # FM-P7: two datasets are kept and fill it; what comes then is dropped, at once or after a wait, and the job
-        # goes on.
-        sets = [x for p in (*policy, "pool_bytes_max=16M") for x in ("--set", p)]
-        run = bare(lab, spares=0, run_args=sets)
-        run.finish()
-        run.same()
-        kept, dropped = run.all_events("committed"), run.all_events("dropped")
-        check(len(kept) >= 2 and dropped, f"{len(kept)} were kept, {len(dropped)} dropped")
-        check("the pool is full" in run.text, run.text[-3000:])
-
-    return test
+def full_pool(lab, policy):
+    """A run whose pool is full with two datasets of three; what was committed, dropped and evicted."""
+    sets = [x for p in (policy, "pool_bytes_max=16M") for x in ("--set", p)]
+    run = bare(lab, spares=0, run_args=sets)
+    run.finish()
+    run.same()
+    return run, *(len(run.all_events(what)) for what in ("committed", "dropped", "evicted"))
 
 
-test_a_full_pool_skips = full_pool("pool_full=skip")
-test_a_full_pool_is_waited_for = full_pool("pool_full=wait", "pool_wait_ms=200")
+def test_a_full_pool_skips(lab):
+    # FM-P7: what comes when it is full is dropped at once, and the job goes on.
+    run, committed_, dropped, evicted = full_pool(lab, "pool_full=skip")
+    check(committed_ >= 2 and dropped and not evicted, f"{committed_}, {dropped} dropped, {evicted} evicted")
+    check("the pool is full" in run.text, run.text[-3000:])
 
 
-STREAM = ("--mode", "stream")
-
-
-def test_stream_a_node_dies_xor(lab):
-    # FM-L2
-    run = heat(lab, steps_args=ARGS + STREAM)
-    three_losses(run, lambda n: run.kill_node((2, 0, 7)[n]))
-
-
-def test_stream_a_rank_dies(lab):
-    # FM-L1
-    run = heat(lab, spares=0, steps_args=ARGS + STREAM)
-    three_losses(run, lambda n: run.kill_rank(3 + 4 * n))
+def test_a_full_pool_is_waited_for(lab):
+    # FM-S18: what is kept beyond the newest protected one goes instead; nothing is dropped (test_pool: where it is).
+    run, committed_, dropped, evicted = full_pool(lab, "pool_full=wait")
+    check(committed_ == 10 and not dropped and evicted, f"{committed_}, {dropped} dropped, {evicted} evicted")
 
 
 def test_stream_restart_from_the_prefix(lab):
@@ -358,9 +326,6 @@ def test_stream_restart_from_the_prefix(lab):
     again.same()
 
 
-COW = ("--mode", "cow")
-
-
 def test_cow_undisturbed(lab):
     # The program changes its memory while children copy it; what is stored is what it was.
     run = heat(lab, spares=0, steps_args=ARGS + COW, run_args=("--flush-every", 3))
@@ -368,29 +333,6 @@ def test_cow_undisturbed(lab):
     run.same()
     check("at once" not in run.text, run.text[:3000])
     lab.tool("verify", "--all", "--prefix", lab.prefix)
-
-
-def test_cow_a_node_dies_xor(lab):
-    # FM-L2
-    run = heat(lab, steps_args=ARGS + COW)
-    three_losses(run, lambda n: run.kill_node((2, 0, 7)[n]))
-
-
-def test_cow_a_rank_dies(lab):
-    # FM-L1, FM-P10: with or without a child that copies.
-    run = heat(lab, spares=0, steps_args=ARGS + COW)
-    three_losses(run, lambda n: run.kill_rank(3 + 4 * n))
-
-
-def test_cow_a_flipped_byte_in_the_pool(lab):
-    # FM-S7
-    run, at = damaged_in_pool(lab, [1], steps_args=ARGS + COW)
-    at, chosen = run.wait_event("restart_chosen", after=at)
-    check(chosen["dataset"], f"a restart from nothing: {chosen}")
-    at, done = run.wait_event("restore_done", after=at)
-    check(done["repaired_files"], f"no repair was reported: {done}")
-    run.finish()
-    run.same()
 
 
 def test_cow_a_pool_that_is_too_small(lab):
@@ -466,6 +408,6 @@ def test_cow_a_rank_dies_while_its_child_copies(lab):
 
 
 for _name, _fn in list(globals().items()):
-    if _name.startswith("test_cow_"):
+    if _name.startswith("test_"):
         _fn.seconds = 240
 del _name, _fn

@@ -83,7 +83,7 @@ impl Agent {
     }
 
     /// What the job can do without: first what is older than the newest protected checkpoint and is there only because
-    /// `cache_datasets` allows it; then, where policy says so, the oldest one that is not protected. Never the newest,
+    /// `cache_datasets` allows it; then, where policy says so, the oldest one that was never protected. Never the newest,
     /// which the job would go on from, nor what is read, flushed, or to be flushed (FM-S6, FM-S17).
     fn dispensable(&self) -> Option<Key> {
         let checkpoints = || self.datasets.iter().filter(|(_, d)| d.cached && d.is_checkpoint());
@@ -103,10 +103,13 @@ impl Agent {
             safe.is_some_and(|safe| **key < safe) && !d.protecting() && free(**key, d)
         });
         let drops = self.settings().text("pool_full") == "drop";
-        // The record that says it is protected may be on its way.
+        // The record that says it is protected may be on its way; and one of before the restart may have been protected
+        // there, which the job was told.
+        let mine = self.incarnation();
         let unprotected = || {
             checkpoints().find(|(key, d)| {
-                drops && !d.levels_stored.contains(&Level::Protected) && free(**key, d)
+                let never = key.inc == mine && !d.levels_stored.contains(&Level::Protected);
+                drops && never && free(**key, d)
             })
         };
         spare.or_else(unprotected).map(|(key, _)| *key)
