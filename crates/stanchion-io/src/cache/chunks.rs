@@ -124,7 +124,8 @@ impl Cache {
         let trouble = of(m.slot, entry.rank, &entry.path);
         let path = self.file_path(m.key, m.slot, entry.rank, &entry.path);
         let (file, steady) = match self.memory.open(&path) {
-            Some(file) => (file, true),
+            // What is in the store by now is on a device.
+            Some(file) => (file, !self.has_store()),
             None => (self.open_file(&path, How::Read).map_err(|e| trouble(cause(e)))?, false),
         };
         let have = file.stat().map_err(|e| trouble(cause(e)))?.bytes;

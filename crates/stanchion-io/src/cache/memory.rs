@@ -78,8 +78,9 @@ impl Handle for MemHandle {
     }
 
     fn sum_at(&self, offset: u64, bytes: u64) -> Option<Crc> {
-        // Joining two sums takes as long as summing so many bytes: pages from everywhere are read instead.
-        if self.file.pieces_within(offset, bytes) as u64 > 1 + bytes / JOIN_BYTES {
+        // Joining two sums takes as long as summing so many bytes: pages from everywhere are read instead. Two pieces
+        // are any chunk that lies across the end of an extent.
+        if self.file.pieces_within(offset, bytes) as u64 > 2 + bytes / JOIN_BYTES {
             return None;
         }
         let mut sum = None;
