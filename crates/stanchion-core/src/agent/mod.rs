@@ -132,6 +132,8 @@ struct Dataset {
     levels: BTreeSet<Level>,
     /// Level records stored, announced or not.
     levels_stored: BTreeSet<Level>,
+    /// It may have been protected in an incarnation before this one, and the job been told so.
+    promised: bool,
     protect_failed: bool,
     /// Protection began at this moment.
     protect_since: Option<Millis>,
@@ -157,6 +159,7 @@ impl Dataset {
             cached: false,
             levels: BTreeSet::new(),
             levels_stored: BTreeSet::new(),
+            promised: false,
             protect_failed: false,
             protect_since: None,
             protect_voted: false,
@@ -561,10 +564,13 @@ impl Agent {
             self.out.push(AgentAction::Evict(evict));
         }
         for entry in &plan.ledger {
+            let known = self.datasets.contains_key(&entry.info.key);
             let dataset = self
                 .datasets
                 .entry(entry.info.key)
                 .or_insert_with(|| Dataset::new(entry.info.clone()));
+            // What is announced was stored by every agent before: who has been there knows (FM-S18).
+            dataset.promised |= !known || dataset.levels_stored.contains(&Level::Protected);
             dataset.info = entry.info.clone();
             dataset.certified = true;
             dataset.cached = true;

@@ -103,12 +103,10 @@ impl Agent {
             safe.is_some_and(|safe| **key < safe) && !d.protecting() && free(**key, d)
         });
         let drops = self.settings().text("pool_full") == "drop";
-        // The record that says it is protected may be on its way; and one of before the restart may have been protected
-        // there, which the job was told.
-        let mine = self.incarnation();
         let unprotected = || {
             checkpoints().find(|(key, d)| {
-                let never = key.inc == mine && !d.levels_stored.contains(&Level::Protected);
+                // The record that says it is protected may be on its way.
+                let never = !d.promised && !d.levels_stored.contains(&Level::Protected);
                 drops && never && free(**key, d)
             })
         };
