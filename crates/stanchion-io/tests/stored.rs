@@ -14,7 +14,7 @@ use stanchion_format::ids::{ExtentId, Key, RankId, SlotId};
 use stanchion_format::manifest::{FileDecl, Manifest};
 use stanchion_format::peer::{Cause, Trouble};
 use stanchion_io::cache::memory::Memory;
-use stanchion_io::cache::{Cache, Lies, STORE_TRIES_MAX};
+use stanchion_io::cache::{Cache, Lies, STORE_TRIES_MAX, Share};
 use stanchion_io::fs::testing::{Fault, FaultyFs};
 use stanchion_io::fs::{self, Entry, Fs, Handle, How, Stat};
 use stanchion_io::store::{Store, StoreConfig, WriterKind};
@@ -121,7 +121,7 @@ impl Node {
 
     fn store_all(&self) {
         self.cache.store_kept((key(1), SLOT, RANK));
-        while self.cache.store_some() {}
+        while self.cache.store_some(Share::All) {}
         // As if it were protected: nobody reads it soon.
         (1..100).for_each(|no| self.cache.settled(key(no)));
     }
@@ -312,7 +312,7 @@ fn an_error_of_any_write_costs_no_byte() {
             let before = node.disk.ops();
             node.disk.plan(nth, fault);
             for _ in 0..4 {
-                node.cache.store_some();
+                node.cache.store_some(Share::All);
             }
             let met = node.disk.ops() > before + nth;
             let (told, freed) = (node.told.lock().unwrap().len(), node.freed());
@@ -354,7 +354,7 @@ fn an_error_of_any_write_is_told_where_data_must_be_durable() {
                 let before = node.disk.ops();
                 node.disk.plan(nth, fault);
                 for _ in 0..STORE_TRIES_MAX {
-                    node.cache.store_some();
+                    node.cache.store_some(Share::All);
                 }
                 let decls = std::slice::from_ref(&decl);
                 let durable = node.cache.make_durable(key(1), SLOT, decls, &go_on);
@@ -389,16 +389,16 @@ fn tries_are_bounded_and_pauses_grow() {
     let data = data(8);
     let decl = node.keep(key(1), "a", &data, None);
     node.cache.store_kept((key(1), SLOT, RANK));
-    assert!(node.cache.store_wait(Duration::ZERO));
+    assert!(node.cache.store_wait(Share::All, Duration::ZERO));
     node.disk.plan(0, Fault::Stuck(Errno::IO));
-    node.cache.store_some();
+    node.cache.store_some(Share::All);
     // The pause is on.
-    assert!(!node.cache.store_wait(Duration::from_millis(1)));
+    assert!(!node.cache.store_wait(Share::All, Duration::from_millis(1)));
     for _ in 0..STORE_TRIES_MAX {
-        node.cache.store_some();
+        node.cache.store_some(Share::All);
     }
     node.disk.heal();
-    assert!(!node.cache.store_wait(Duration::from_millis(1)));
+    assert!(!node.cache.store_wait(Share::All, Duration::from_millis(1)));
     assert_eq!(node.told.lock().unwrap().len(), 1);
     let m = node.digest(key(1), &decl);
     node.assert_whole(&m, &data);
@@ -418,12 +418,12 @@ fn space_that_comes_back_ends_the_pause() {
     let decl = node.keep(key(2), "a", &long, None);
     node.cache.store_kept((key(1), SLOT, RANK));
     while node.told.lock().unwrap().is_empty() {
-        node.cache.store_some();
+        node.cache.store_some(Share::All);
     }
-    assert!(!node.cache.store_wait(Duration::ZERO));
+    assert!(!node.cache.store_wait(Share::All, Duration::ZERO));
     node.disk.capacity(None);
     node.cache.evict(&[key(1)]);
-    assert!(node.cache.store_wait(Duration::ZERO));
+    assert!(node.cache.store_wait(Share::All, Duration::ZERO));
     node.store_all();
     assert_eq!(node.freed().len() as u64, node.next - 1);
     let m = node.digest(key(2), &decl);
@@ -561,7 +561,7 @@ fn a_device_that_hangs_holds_up_only_who_writes_to_it() {
     node.cache.store_kept((key(1), SLOT, RANK));
     gate.shut(true);
     let cache = node.cache.clone();
-    let writer = std::thread::spawn(move || while cache.store_some() {});
+    let writer = std::thread::spawn(move || while cache.store_some(Share::All) {});
     gate.until_somebody_waits();
     let m = node.digest(key(1), &decl);
     node.assert_whole(&m, &first);
@@ -598,7 +598,7 @@ fn what_is_repaired_on_its_way_is_stored_as_repaired() {
     node.cache.store_kept((key(1), SLOT, RANK));
     gate.shut(true);
     let cache = node.cache.clone();
-    let writer = std::thread::spawn(move || while cache.store_some() {});
+    let writer = std::thread::spawn(move || while cache.store_some(Share::All) {});
     gate.until_somebody_waits();
     assert_eq!(node.cache.verify(&m, &go_on).unwrap(), (vec![1], vec!["a".to_owned()]));
     node.cache.write_chunk(&m, 1, &right[CHUNK as usize..2 * CHUNK as usize]).unwrap();
@@ -628,7 +628,7 @@ fn what_is_handed_over_is_stored_before_its_dataset_is_complete() {
         node.cache.take(whose, [(Filled { id, number }, memory(piece))].into_iter());
         node.cache.reclaim(EXTENT);
         assert!(node.freed.lock().unwrap().is_empty(), "it is not stored");
-        while node.cache.store_some() {}
+        while node.cache.store_some(Share::Handed) {}
         assert_eq!(std::mem::take(&mut *node.freed.lock().unwrap()), [id]);
         parts.push(Part { from: PartFrom::Filled { number, offset: 0 }, bytes: EXTENT });
     }
@@ -664,7 +664,7 @@ fn what_is_handed_over_and_not_completed_is_nobodys() {
     assert_eq!(node.freed(), ids(1..2));
     hand(1, 2);
     hand(2, 3);
-    while node.cache.store_some() {}
+    while node.cache.store_some(Share::All) {}
     node.cache.evict(&[key(1)]);
     assert_eq!(node.freed(), ids(1..3));
     assert!(node.store.list().iter().all(|(tag, _)| tag.key == key(2)));
@@ -683,7 +683,9 @@ fn memory_stays_until_it_is_wanted_or_needed_no_more() {
     let both = [data(16), data(17)];
     let decls = [1, 2].map(|no| node.keep(key(no), "a", &both[no as usize - 1], None));
     node.cache.store_kept((key(1), SLOT, RANK));
-    while node.cache.store_some() {}
+    assert!(!node.cache.store_wait(Share::Handed, Duration::ZERO), "it is complete");
+    assert!(!node.cache.store_some(Share::Handed));
+    while node.cache.store_some(Share::All) {}
     assert!(node.freed().is_empty());
     node.disk.plan(0, Fault::Stuck(Errno::IO));
     let m = node.digest(key(1), &decls[0]);

@@ -22,7 +22,7 @@ use stanchion_core::api::{TaskResult, Work};
 use stanchion_format::ids::{AgentId, Key, PeerId, TaskId};
 use stanchion_format::manifest::Manifest;
 use stanchion_format::peer::{AgentAddr, Cause, Trouble};
-use stanchion_io::cache::Cache;
+use stanchion_io::cache::{Cache, Share};
 use tokio::sync::mpsc;
 use tracing::{debug, error, warn};
 
@@ -121,7 +121,13 @@ impl Bulk {
         }
         let stores = if bulk.inside.tools.cache.has_store() { STORE_THREADS } else { 0 };
         for _ in 0..stores {
-            bulk.spawn("stn-store", Inside::store)?;
+            bulk.spawn("stn-store", |inside| {
+                lower_priority();
+                inside.store(Share::All);
+            })?;
+        }
+        if stores > 0 {
+            bulk.spawn("stn-hand", |inside| inside.store(Share::Handed))?;
         }
         Ok(bulk)
     }
@@ -227,15 +233,14 @@ impl Inside {
         self.tools.cache.store_stop();
     }
 
-    /// Writes what ranks completed from memory to the store, behind everything else.
-    fn store(&self) {
-        lower_priority();
+    /// Writes from memory to the store what ranks completed or handed over.
+    fn store(&self, share: Share) {
         while !self.stopping.load(Ordering::Relaxed) {
-            if !self.tools.cache.store_wait(IDLE) {
+            if !self.tools.cache.store_wait(share, IDLE) {
                 continue;
             }
             let stored =
-                std::panic::catch_unwind(AssertUnwindSafe(|| self.tools.cache.store_some()));
+                std::panic::catch_unwind(AssertUnwindSafe(|| self.tools.cache.store_some(share)));
             if stored.is_err() {
                 // What it was about stays in memory for good.
                 error!("a bug: storing panicked");

@@ -357,7 +357,7 @@ impl Cache {
             taken.push((number, used));
         }
         if let Some(moves) = self.memory.moves() {
-            taken.iter().for_each(|(_, used)| moves.push(used));
+            taken.iter().for_each(|(_, used)| moves.push_handed(used));
         }
         let mut table = self.memory.table();
         table.handed.entry((key, slot, rank)).or_default().extend(taken);

@@ -33,7 +33,7 @@ mod verify;
 
 pub use chunks::OpenChunk;
 pub use held::Lies;
-pub use moving::{OnTrouble, STORE_TRIES_MAX};
+pub use moving::{OnTrouble, STORE_TRIES_MAX, Share};
 
 /// One agent's cache directory.
 #[derive(Debug)]

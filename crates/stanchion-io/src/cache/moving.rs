@@ -45,9 +45,21 @@ pub(super) struct Moves {
     changed: Condvar,
 }
 
+/// What a thread stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// Whatever waits.
+    All,
+    /// What ranks handed over of a dataset that they still write: while they are in the checkpoint, nothing is computed
+    /// that storing could slow down.
+    Handed,
+}
+
 #[derive(Default)]
 struct Queue {
     ready: VecDeque<Weak<Used>>,
+    /// Comes first.
+    handed: VecDeque<Weak<Used>>,
     /// In a row.
     failures: u32,
     last: Option<Trouble>,
@@ -76,6 +88,12 @@ impl Moves {
     /// It has something to be stored.
     pub(super) fn push(&self, used: &Arc<Used>) {
         self.queue().ready.push_back(Arc::downgrade(used));
+        self.changed.notify_all();
+    }
+
+    /// The same, of a dataset that is still written.
+    pub(super) fn push_handed(&self, used: &Arc<Used>) {
+        self.queue().handed.push_back(Arc::downgrade(used));
         self.changed.notify_all();
     }
 
@@ -134,15 +152,17 @@ impl Moves {
     }
 
     /// What is to be stored next.
-    fn batch(&self) -> Vec<Part> {
+    fn batch(&self, share: Share) -> Vec<Part> {
         let mut parts = Vec::new();
         let mut left = BATCH_BYTES;
         while left > 0 {
-            let Some(next) = self.queue().ready.pop_front() else { break };
+            let Some((next, handed)) = self.queue().pop(share) else { break };
             let Some(used) = next.upgrade() else { continue };
             let Some((memory, ranges)) = used.take(left) else { continue };
             if used.is_left() {
-                self.queue().ready.push_front(next);
+                let mut queue = self.queue();
+                let to = if handed { &mut queue.handed } else { &mut queue.ready };
+                to.push_front(next);
             }
             for range in ranges {
                 left = left.saturating_sub(range.1);
@@ -200,6 +220,19 @@ impl Moves {
     }
 }
 
+impl Queue {
+    fn has(&self, share: Share) -> bool {
+        !self.handed.is_empty() || share == Share::All && !self.ready.is_empty()
+    }
+
+    /// The next one, and whether it was handed over.
+    fn pop(&mut self, share: Share) -> Option<(Weak<Used>, bool)> {
+        let handed = self.handed.pop_front().map(|used| (used, true));
+        let mut any = || self.ready.pop_front().map(|used| (used, false));
+        handed.or_else(|| if share == Share::All { any() } else { None })
+    }
+}
+
 impl Part {
     fn source<'a>(&'a self, copy: Option<&'a [u8]>) -> Source<'a> {
         let (offset, bytes) = self.range;
@@ -234,13 +267,13 @@ impl Cache {
     }
 
     /// Waits until there is something to be stored, at most `limit`. `false`: there is not, or not yet.
-    pub fn store_wait(&self, limit: Duration) -> bool {
+    pub fn store_wait(&self, share: Share, limit: Duration) -> bool {
         let Some(moves) = self.memory.moves() else { return false };
         let until = Instant::now() + limit;
         let mut queue = moves.queue();
         loop {
             let now = Instant::now();
-            let tried = queue.failures < STORE_TRIES_MAX && !queue.ready.is_empty();
+            let tried = queue.failures < STORE_TRIES_MAX && queue.has(share);
             let pause =
                 queue.not_before.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
             if tried && pause.is_zero() && !queue.stopping {
@@ -268,9 +301,9 @@ impl Cache {
 
     /// Stores some of what waits; `false` if nothing does. An error is told to whom [`Cache::use_store`] named, and
     /// what it was about waits again.
-    pub fn store_some(&self) -> bool {
+    pub fn store_some(&self, share: Share) -> bool {
         let Some(moves) = self.memory.moves() else { return false };
-        let parts = moves.batch();
+        let parts = moves.batch(share);
         if parts.is_empty() {
             return false;
         }
