@@ -2,6 +2,7 @@
 
 mod aggregate;
 mod blocked;
+mod job;
 mod overhead;
 mod pool;
 mod routed;

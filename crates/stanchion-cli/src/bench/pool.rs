@@ -1,6 +1,7 @@
 //! `stanchion bench pool`: what the agent's shared memory costs: asking for it, making it, copying into it cold and
 //! warm, and waiting for it.
 
+use super::job::{self, slowest};
 use super::{Row, Scratch, fact, report, spread};
 use crate::args::{PoolArgs, PoolRankArgs};
 use crate::exit::{Exit, Failed, OrExit};
@@ -9,10 +10,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use stanchion::{Client, FLAG_CHECKPOINT, Level, Mode, Options, Region};
 use stanchion_mem::{Extent, Mapping};
-use std::fs::File;
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::time::Instant;
 
 /// Round trips that a median is made of.
@@ -49,10 +49,10 @@ pub(super) fn run(args: &PoolArgs) -> Result<Exit, Failed> {
     let counts = (0..).map(|n| 1 << n).take_while(|n| *n < args.ranks);
     let counts: Vec<u32> = counts.chain([args.ranks]).collect();
     for ranks in counts {
-        let times = job(args, ranks, false)?;
+        let times = run_job(args, ranks, false)?;
         rows.extend(job_rows(args, ranks, &times));
     }
-    let full = job(args, args.ranks, true)?;
+    let full = run_job(args, args.ranks, true)?;
     let waits = spread(&slowest(&full, |t| &t.warm)[2..]);
     let name = |what: &str| format!("{} ranks, pool of 2.5 datasets: blocked, {what}", args.ranks);
     rows.push(fact(name("median"), waits.median, "s"));
@@ -105,54 +105,25 @@ fn huge_bytes() -> u64 {
     kib.unwrap_or(0) << 10
 }
 
-fn job(args: &PoolArgs, ranks: u32, full: bool) -> Result<Vec<Times>, Failed> {
+fn run_job(args: &PoolArgs, ranks: u32, full: bool) -> Result<Vec<Times>, Failed> {
     let mut scratch = Scratch(Vec::new());
     let dir = scratch.add(&args.disk, "pool").or_exit(Exit::Storage)?;
-    let me = std::env::current_exe()?;
-    let mut command = Command::new(&me);
-    command.args(["run", "--nodes", "1", "--name", "bench", "--runs-max", "1", "--from-scratch"]);
-    command.arg("--prefix").arg(&dir);
     let limit = format!("pool_bytes_max={}", (u64::from(ranks) * args.mb * FULL_TENTHS / 10) << 20);
-    let sets = ["flush_every=0", "flush_at_end=0"];
-    for set in sets.into_iter().chain(full.then_some(limit.as_str())) {
-        command.args(["--set", set]);
-    }
-    command.arg("--").arg(&me).args(["bench", "pool-ranks"]);
-    rank_args(&mut command, (ranks, args.mb, args.repeats, full), &dir);
-    let log = dir.join("log");
-    let to = File::create(&log)?;
-    command.stdin(Stdio::null()).stdout(to.try_clone()?).stderr(to);
-    let status = command.status().context("the job cannot be started")?;
-    if !status.success() {
-        let text = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
-        return Err(anyhow!("the job ended with {status}; its words:\n{text}").into());
-    }
-    let read = |rank| {
-        let bytes = std::fs::read(result_file(&dir, rank))
-            .with_context(|| format!("rank {rank} left no times"))?;
-        serde_json::from_slice(&bytes).context("a rank's times do not parse")
-    };
-    Ok((0..ranks).map(read).collect::<anyhow::Result<_>>()?)
+    let mut sets = vec!["flush_every=0", "flush_at_end=0"];
+    sets.extend(full.then_some(limit.as_str()));
+    let mut command = job::in_job(&dir, &sets)?;
+    command.args(["bench", "pool-ranks", "--ranks", &ranks.to_string()]);
+    rank_args(&mut command, (args.mb, args.repeats, full), &dir);
+    job::finish(command, &dir.join("log"))?;
+    Ok(job::times(&dir, ranks)?)
 }
 
-fn rank_args(command: &mut Command, (ranks, mb, repeats, full): (u32, u64, u32, bool), dir: &Path) {
-    for (name, value) in [("--ranks", ranks.into()), ("--mb", mb), ("--repeats", repeats.into())] {
-        command.args([name.to_owned(), value.to_string()]);
-    }
+fn rank_args(command: &mut Command, (mb, repeats, full): (u64, u32, bool), dir: &Path) {
+    job::options(command, &[("--mb", mb), ("--repeats", repeats.into())]);
     command.arg("--dir").arg(dir);
     if full {
         command.arg("--full");
     }
-}
-
-fn result_file(dir: &Path, rank: u32) -> PathBuf {
-    dir.join(format!("times.{rank}"))
-}
-
-/// The slowest rank's time in each round.
-fn slowest(times: &[Times], part: impl Fn(&Times) -> &[f64]) -> Vec<f64> {
-    let rounds = times.iter().map(|t| part(t).len()).min().unwrap_or(0);
-    (0..rounds).map(|n| times.iter().map(|t| part(t)[n]).fold(0.0, f64::max)).collect()
 }
 
 fn job_rows(args: &PoolArgs, ranks: u32, times: &[Times]) -> Vec<Row> {
@@ -179,27 +150,14 @@ fn job_rows(args: &PoolArgs, ranks: u32, times: &[Times]) -> Vec<Row> {
 
 /// Inside of the job: what mpiexec would be.
 pub(super) fn ranks(args: &PoolRankArgs) -> Result<Exit, Failed> {
-    let me = std::env::current_exe()?;
-    let mut children = Vec::new();
-    for rank in 0..args.ranks {
-        let mut command = Command::new(&me);
-        command.args(["bench", "pool-rank", "--rank", &rank.to_string()]);
-        rank_args(&mut command, (args.ranks, args.mb, args.repeats, args.full), &args.dir);
-        children.push(command.spawn().context("a rank cannot be started")?);
-    }
-    let mut failed = false;
-    for mut child in children {
-        failed |= !child.wait()?.success();
-    }
-    Ok(if failed { Exit::Failure } else { Exit::Success })
+    job::wait(job::spawn("pool-rank", args.ranks, |command| {
+        rank_args(command, (args.mb, args.repeats, args.full), &args.dir);
+    })?)
 }
 
 /// One rank of the job.
 pub(super) fn rank(args: &PoolRankArgs) -> Result<Exit, Failed> {
-    let times = measure(args)?;
-    let bytes = serde_json::to_vec(&times).context("times as JSON")?;
-    std::fs::write(result_file(&args.dir, args.rank), bytes)?;
-    Ok(Exit::Success)
+    job::leave(&args.dir, args.rank, &measure(args)?)
 }
 
 fn timed(f: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<f64> {

@@ -8,6 +8,7 @@ mod device;
 mod rank;
 mod stream;
 
+use super::job;
 use super::{Row, Scratch, at_least, fact, report, spread};
 use crate::args::{AggregateArgs, AggregateRankArgs};
 use crate::exit::{Exit, Failed, OrExit};
@@ -15,9 +16,8 @@ use anyhow::{Context, anyhow};
 use device::Held;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 pub(super) use rank::rank;
 
@@ -33,19 +33,29 @@ const ROUNDS_WARM: u32 = 2;
 /// A measurement on a held device takes about so long, seconds.
 const HELD_SECONDS: u64 = 2;
 
-/// What one rank measured, an entry a round, seconds: until the calls had returned (of the pool: until the checkpoint
-/// was complete), and until all was durable.
+/// What one rank measured, an entry a round, seconds.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Times {
-    files: Vec<(f64, f64)>,
+    files: Ends,
     /// The same with every call durable when it returns.
-    dsync: Vec<(f64, f64)>,
-    pool: Vec<(f64, f64)>,
+    dsync: Ends,
+    pool: Ends,
     raw: Vec<f64>,
 }
 
-fn result_file(work: &Path, rank: u32) -> PathBuf {
-    work.join(format!("times.{rank}"))
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Ends {
+    /// Until the calls had returned; of the pool: until the checkpoint was complete.
+    returned: Vec<f64>,
+    /// Until all was durable.
+    durable: Vec<f64>,
+}
+
+impl Ends {
+    fn push(&mut self, returned: f64, durable: f64) {
+        self.returned.push(returned);
+        self.durable.push(durable);
+    }
 }
 
 fn streams_file(work: &Path) -> PathBuf {
@@ -100,7 +110,7 @@ pub(super) fn run(args: &AggregateArgs) -> Result<Exit, Failed> {
             let setup = Setup::new(args, name, streams, args.mb << 20);
             let mut scratch = Scratch(Vec::new());
             let work = scratch.add(&args.dir, "plain").or_exit(Exit::Storage)?;
-            let times = job(&setup, &work, !args.no_dsync)?;
+            let times = run_job(&setup, &work, !args.no_dsync)?;
             let goal = if setup.bytes >= BARE_BYTES { Some(BARE_GOAL) } else { None };
             rows.extend(table(&setup, "plain disk", &times, goal));
         }
@@ -113,7 +123,7 @@ pub(super) fn run(args: &AggregateArgs) -> Result<Exit, Failed> {
             // Two checkpoints in the store, a file each, the raw file, and the file system's own.
             match Held::make(&work, setup.bytes * 5 + (1 << 30), rate * 1_000_000) {
                 Ok(held) => {
-                    let times = job(&setup, held.dir(), false)?;
+                    let times = run_job(&setup, held.dir(), false)?;
                     rows.extend(table(&setup, &device, &times, Some(HELD_GOAL)));
                 }
                 Err(why) => {
@@ -130,56 +140,29 @@ pub(super) fn run(args: &AggregateArgs) -> Result<Exit, Failed> {
 }
 
 /// One job with its cache in `work`.
-fn job(setup: &Setup<'_>, work: &Path, dsync: bool) -> Result<Vec<Times>, Failed> {
+fn run_job(setup: &Setup<'_>, work: &Path, dsync: bool) -> Result<Vec<Times>, Failed> {
     let args = setup.args;
-    let me = std::env::current_exe()?;
     let bytes = serde_json::to_vec(&setup.streams).context("streams as JSON")?;
     std::fs::write(streams_file(work), bytes)?;
     let dirs = ["cache", "prefix"].map(|name| work.join(name));
     dirs.iter().try_for_each(std::fs::create_dir)?;
-    let mut command = Command::new(&me);
-    command.args(["run", "--nodes", "1", "--name", "bench", "--runs-max", "1", "--from-scratch"]);
-    command.args(["--scheme", "SINGLE", "--prefix"]).arg(&dirs[1]);
     let cache = format!("cache_dir={}", dirs[0].display());
-    let mut sets = vec![cache.as_str(), "cache_store=segments", "cache_durable=1"];
+    let mut sets = vec![cache.as_str(), "scheme=SINGLE", "cache_store=segments", "cache_durable=1"];
     sets.extend(["cache_datasets=1", "flush_every=0", "flush_at_end=0"]);
     sets.extend(args.set.iter().map(String::as_str));
-    for set in sets {
-        command.args(["--set", set]);
-    }
-    command.arg("--").arg(&me).args(["bench", "aggregate-ranks"]);
-    for (name, value) in [
-        ("--ranks", args.writers.to_string()),
-        ("--copies", setup.copies.to_string()),
-        ("--repeats", args.repeats.to_string()),
-    ] {
-        command.arg(name).arg(value);
-    }
+    let mut command = job::in_job(&dirs[1], &sets)?;
+    command.args(["bench", "aggregate-ranks", "--ranks", &args.writers.to_string()]);
+    rank_args(&mut command, (setup.copies, args.repeats, dsync), work);
+    job::finish(command, &work.join("log"))?;
+    Ok(job::times(work, args.writers)?)
+}
+
+fn rank_args(command: &mut Command, (copies, repeats, dsync): (u64, u32, bool), work: &Path) {
+    job::options(command, &[("--copies", copies), ("--repeats", repeats.into())]);
     command.arg("--work").arg(work);
     if dsync {
         command.arg("--dsync");
     }
-    let log = work.join("log");
-    let to = File::create(&log)?;
-    command.stdin(Stdio::null()).stdout(to.try_clone()?).stderr(to);
-    let status = command.status().context("the job cannot be started")?;
-    if !status.success() {
-        let text = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
-        return Err(anyhow!("the job ended with {status}; its words:\n{text}").into());
-    }
-    let read = |rank| {
-        let bytes = std::fs::read(result_file(work, rank))
-            .with_context(|| format!("writer {rank} left no times"))?;
-        serde_json::from_slice(&bytes).context("a writer's times do not parse")
-    };
-    Ok((0..args.writers).map(read).collect::<anyhow::Result<_>>()?)
-}
-
-/// The slowest writer's time in each round.
-fn slowest(times: &[Times], part: impl Fn(&Times) -> Vec<f64>) -> Vec<f64> {
-    let all: Vec<Vec<f64>> = times.iter().map(part).collect();
-    let rounds = all.iter().map(Vec::len).min().unwrap_or(0);
-    (0..rounds).map(|n| all.iter().map(|t| t[n]).fold(0.0, f64::max)).collect()
 }
 
 fn ratios(over: &[f64], under: &[f64]) -> Vec<f64> {
@@ -187,8 +170,6 @@ fn ratios(over: &[f64], under: &[f64]) -> Vec<f64> {
 }
 
 fn table(setup: &Setup<'_>, device: &str, times: &[Times], goal: Option<f64>) -> Vec<Row> {
-    let first = |v: &[(f64, f64)]| v.iter().map(|t| t.0).collect::<Vec<f64>>();
-    let second = |v: &[(f64, f64)]| v.iter().map(|t| t.1).collect::<Vec<f64>>();
     let gb = setup.bytes as f64 / 1e9;
     let name = |what: &str| format!("{}, {device}: {what}", setup.name);
     let mut rows = vec![fact(name("size of a checkpoint"), gb, "GB")];
@@ -203,12 +184,12 @@ fn table(setup: &Setup<'_>, device: &str, times: &[Times], goal: Option<f64>) ->
         rows.push(fact(name(&format!("{what}, most")), s.max, "s"));
         rows.push(fact(name(&format!("{what}, speed")), gbs(s.median), "GB/s"));
     };
-    let raw = slowest(times, |t| t.raw.clone());
-    let created = slowest(times, |t| first(&t.pool));
-    let durable = slowest(times, |t| second(&t.pool));
-    let (files, written) =
-        (slowest(times, |t| second(&t.files)), slowest(times, |t| first(&t.files)));
-    let dsync = slowest(times, |t| second(&t.dsync));
+    let raw = job::slowest(times, |t| &t.raw);
+    let created = job::slowest(times, |t| &t.pool.returned);
+    let durable = job::slowest(times, |t| &t.pool.durable);
+    let files = job::slowest(times, |t| &t.files.durable);
+    let written = job::slowest(times, |t| &t.files.returned);
+    let dsync = job::slowest(times, |t| &t.dsync.durable);
     some("raw direct writes", &raw);
     some("pool, until durable", &durable);
     some("pool, until the application goes on", &created);
@@ -247,23 +228,7 @@ fn table(setup: &Setup<'_>, device: &str, times: &[Times], goal: Option<f64>) ->
 
 /// Inside of the job: what mpiexec would be.
 pub(super) fn ranks(args: &AggregateRankArgs) -> Result<Exit, Failed> {
-    let me = std::env::current_exe()?;
-    let mut children = Vec::new();
-    for rank in 0..args.ranks {
-        let mut command = Command::new(&me);
-        command.args(["bench", "aggregate-rank", "--rank", &rank.to_string()]);
-        command.args(["--ranks", &args.ranks.to_string()]);
-        command.args(["--copies", &args.copies.to_string()]);
-        command.args(["--repeats", &args.repeats.to_string()]);
-        command.arg("--work").arg(&args.work);
-        if args.dsync {
-            command.arg("--dsync");
-        }
-        children.push(command.spawn().context("a writer cannot be started")?);
-    }
-    let mut failed = false;
-    for mut child in children {
-        failed |= !child.wait()?.success();
-    }
-    Ok(if failed { Exit::Failure } else { Exit::Success })
+    job::wait(job::spawn("aggregate-rank", args.ranks, |command| {
+        rank_args(command, (args.copies, args.repeats, args.dsync), &args.work);
+    })?)
 }

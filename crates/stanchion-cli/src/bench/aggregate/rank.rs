@@ -1,7 +1,8 @@
 //! One writer of the job.
 
-use super::{ROUNDS_WARM, Times, load, result_file, streams_file};
+use super::{ROUNDS_WARM, Times, load, streams_file};
 use crate::args::AggregateRankArgs;
+use crate::bench::job;
 use crate::exit::Exit;
 use anyhow::Context;
 use stanchion::{Client, FLAG_CHECKPOINT, Level, Mode, Options};
@@ -22,10 +23,7 @@ const RAW_BYTES: usize = 8 << 20;
 
 /// A rank measures in turn with all others.
 pub(crate) fn rank(args: &AggregateRankArgs) -> Result<Exit, crate::exit::Failed> {
-    let times = measure(args)?;
-    let bytes = serde_json::to_vec(&times).context("times as JSON")?;
-    std::fs::write(result_file(&args.work, args.rank), bytes)?;
-    Ok(Exit::Success)
+    job::leave(&args.work, args.rank, &measure(args)?)
 }
 
 struct Bench<'a> {
@@ -102,7 +100,7 @@ impl Bench<'_> {
         self.client.barrier()?;
         if counts {
             let to = if dsync { &mut self.times.dsync } else { &mut self.times.files };
-            to.push((written, durable));
+            to.push(written, durable);
         }
         Ok(())
     }
@@ -124,7 +122,7 @@ impl Bench<'_> {
         let durable = start.elapsed().as_secs_f64();
         self.client.barrier()?;
         if counts {
-            self.times.pool.push((created, durable));
+            self.times.pool.push(created, durable);
         }
         Ok(())
     }

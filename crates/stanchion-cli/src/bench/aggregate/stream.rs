@@ -23,7 +23,7 @@ const LU_C_64: &[(usize, u64)] = &[
     (5, 180_000),
     (2, 340_000),
     (6, 920_000),
-    (3, 4_333_333),
+    (3, 4_255_000),
 ];
 
 /// The calls above, each class spread evenly over the stream.

@@ -4,6 +4,7 @@
 //! input. Waiting in a read gives the core away, as an MPI does that yields.
 
 use crate::args::{OverheadRankArgs, Way};
+use crate::bench::job as common;
 use crate::exit::{Exit, Failed};
 use anyhow::{Context, bail};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -12,8 +13,7 @@ use stanchion::{Client, Code, FLAG_CHECKPOINT, Level, Options, Region};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
 /// For what is behind the application to end when the job has ended, milliseconds.
@@ -34,40 +34,28 @@ pub(super) struct Times {
     pub safe: Vec<f64>,
 }
 
-pub(super) fn result_file(dir: &Path, rank: u32) -> PathBuf {
-    dir.join(format!("times.{rank}"))
-}
-
 /// What mpiexec would be: starts the ranks on the first `cores` cores (0: on all) and lets them wait for each other.
 pub(in crate::bench) fn ranks(args: &OverheadRankArgs) -> Result<Exit, Failed> {
     if args.cores > 0 {
         pin(args.cores)?;
     }
-    let me = std::env::current_exe()?;
-    let mut children = Vec::new();
-    for rank in 0..args.ranks {
-        let mut command = Command::new(&me);
-        command.args(["bench", "overhead-rank", "--way", args.way.word()]);
-        for (name, value) in [
-            ("--rank", rank.into()),
-            ("--ranks", args.ranks.into()),
-            ("--mb", args.mb),
-            ("--steps", args.steps),
-            ("--checkpoints", args.checkpoints.into()),
-        ] {
-            command.args([name.to_owned(), value.to_string()]);
-        }
+    let mut children = common::spawn("overhead-rank", args.ranks, |command| {
+        command.args(["--way", args.way.word()]);
+        common::options(
+            command,
+            &[
+                ("--mb", args.mb),
+                ("--steps", args.steps),
+                ("--checkpoints", args.checkpoints.into()),
+            ],
+        );
         command.arg("--dir").arg(&args.dir);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        children.push(command.spawn().context("a rank cannot be started")?);
-    }
+    })?;
     let met = meet(&mut children);
-    let mut failed = false;
-    for mut child in children {
-        failed |= !child.wait()?.success();
-    }
+    let ended = common::wait(children);
     met?;
-    Ok(if failed { Exit::Failure } else { Exit::Success })
+    ended
 }
 
 fn pin(cores: usize) -> anyhow::Result<()> {
@@ -111,10 +99,7 @@ fn barrier() -> anyhow::Result<()> {
 
 /// One rank.
 pub(in crate::bench) fn rank(args: &OverheadRankArgs) -> Result<Exit, Failed> {
-    let times = compute(args)?;
-    let bytes = serde_json::to_vec(&times).context("times as JSON")?;
-    std::fs::write(result_file(&args.dir, args.rank), bytes)?;
-    Ok(Exit::Success)
+    common::leave(&args.dir, args.rank, &compute(args)?)
 }
 
 /// A step of a stencil: every value becomes the mean of it and its neighbours.

@@ -7,15 +7,14 @@ mod job;
 
 pub(super) use job::{rank, ranks};
 
+use super::job as common;
 use super::{Row, Scratch, Sense, fact, report, spread};
 use crate::args::{OverheadArgs, Place, Way};
 use crate::exit::{Exit, Failed, OrExit};
-use anyhow::{Context, anyhow};
-use job::{Times, result_file, step_time};
+use anyhow::anyhow;
+use job::{Times, step_time};
 use serde_json::{Value, json};
-use std::fs::File;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// How much longer the job may take, percent.
 const BUSY_GOAL: f64 = 6.0;
@@ -45,9 +44,7 @@ impl Run {
 
     /// The slowest rank's time in each checkpoint.
     fn blocked(&self) -> Vec<f64> {
-        let count = self.ranks.iter().map(|t| t.blocked.len()).min().unwrap_or(0);
-        let slowest = |n: usize| self.ranks.iter().map(|t| t.blocked[n]).fold(0.0, f64::max);
-        (0..count).map(slowest).collect()
+        common::slowest(&self.ranks, |t| &t.blocked)
     }
 
     fn json(&self) -> Value {
@@ -116,41 +113,27 @@ fn job(
 ) -> Result<Run, Failed> {
     let mut scratch = Scratch(Vec::new());
     let dir = scratch.add(&args.disk, "overhead").or_exit(Exit::Storage)?;
-    let me = std::env::current_exe()?;
-    let mut command = Command::new(&me);
-    if !matches!(way, Way::None | Way::Files) {
-        command.args(["run", "--nodes", "1", "--name", "bench", "--runs-max", "1"]);
-        command.args(["--from-scratch", "--set", "flush_at_end=0", "--set"]);
-        command.arg(if way == Way::Flush { "flush_every=1" } else { "flush_every=0" });
-        command.arg("--prefix").arg(&dir).arg("--").arg(&me);
-    }
+    let mut command = match way {
+        Way::None | Way::Files => Command::new(std::env::current_exe()?),
+        _ => {
+            let flush = if way == Way::Flush { "flush_every=1" } else { "flush_every=0" };
+            common::in_job(&dir, &["flush_at_end=0", flush])?
+        }
+    };
     command.args(["bench", "overhead-ranks", "--way", way.word()]);
-    for (name, value) in [
-        ("--ranks", args.ranks.into()),
-        ("--mb", args.mb),
-        ("--steps", steps),
-        ("--checkpoints", args.checkpoints.into()),
-        ("--cores", cores as u64),
-    ] {
-        command.args([name.to_owned(), value.to_string()]);
-    }
+    common::options(
+        &mut command,
+        &[
+            ("--ranks", args.ranks.into()),
+            ("--mb", args.mb),
+            ("--steps", steps),
+            ("--checkpoints", args.checkpoints.into()),
+            ("--cores", cores as u64),
+        ],
+    );
     command.arg("--dir").arg(&dir);
-    let log = dir.join("log");
-    let to = File::create(&log)?;
-    command.stdin(Stdio::null()).stdout(to.try_clone()?).stderr(to);
-    let status = command.status().context("the job cannot be started")?;
-    if !status.success() {
-        let text = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
-        return Err(anyhow!("the job ended with {status}; its words:\n{text}").into());
-    }
-    let ranks = (0..args.ranks).map(|rank| times(&dir, rank)).collect::<anyhow::Result<_>>()?;
-    Ok(Run { way, round, ranks })
-}
-
-fn times(dir: &Path, rank: u32) -> anyhow::Result<Times> {
-    let bytes = std::fs::read(result_file(dir, rank))
-        .with_context(|| format!("rank {rank} left no times"))?;
-    serde_json::from_slice(&bytes).context("a rank's times do not parse")
+    common::finish(command, &dir.join("log"))?;
+    Ok(Run { way, round, ranks: common::times(&dir, args.ranks)? })
 }
 
 fn place_rows(place: Place, cores: usize, runs: &[Run]) -> Vec<Row> {
