@@ -94,13 +94,14 @@ fn with(seed: u64, bug: Bug) -> Scenario {
 #[test]
 fn a_broken_history_is_shortened_to_the_fault_that_matters() {
     quiet_panics();
-    // Files that are not verified reach ranks only if something damaged or took them: some fault stays.
+    // Files that are not verified reach ranks only if something damaged or took them: some fault stays. Of so many not
+    // all can matter, as all of four may, if three of them are how the network is.
     let bug = Bug::SkipVerify;
     let (seed, v) = (0..HUNT_SEEDS)
         .find_map(|seed| {
             let sc = with(seed, bug);
             let v = check(sc.clone(), false).violation.filter(|v| v.rule == "FM-S7")?;
-            (sc.faults.len() >= 4).then_some((seed, v))
+            (sc.faults.len() >= 6).then_some((seed, v))
         })
         .expect("the hunt finds it");
     let sc = with(seed, bug);
