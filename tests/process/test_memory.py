@@ -7,6 +7,7 @@ from pathlib import Path
 from harness import ROOT, check
 from test_loss import committed, protected
 from test_regions import heat
+from test_store import on_disk
 
 MIB = 1 << 20
 # What an agent may have beside its pool, and the library beside what it was asked for.
@@ -20,11 +21,10 @@ def peak(agent):
     return int(re.search(r"VmHWM:\s+(\d+) kB", text).group(1)) << 10
 
 
-def test_agents_stay_under_their_limit(lab):
-    """Encoding, the loss of a node, rebuilding, flushing: the pool's limit and 64 MiB."""
+def agents_under_their_limit(lab, program):
     pool = 256 * MIB
     # Two ranks a node, three datasets: 240 MiB.
-    run = heat(lab, mb=40, spares=1, step_ms=60, run_args=("--flush-every", 4, "--set", f"pool_bytes_max={pool}"))
+    run = program(lab, mb=40, spares=1, step_ms=60, run_args=("--flush-every", 4, "--set", f"pool_bytes_max={pool}"))
     at, _ = protected(run, committed(run, 0))
     at, _ = protected(run, committed(run, at, 2))
     run.kill_node(3)
@@ -43,7 +43,18 @@ def test_agents_stay_under_their_limit(lab):
     run.same()
 
 
+def test_agents_stay_under_their_limit(lab):
+    """Encoding, the loss of a node, rebuilding, flushing: the pool's limit and 64 MiB."""
+    agents_under_their_limit(lab, heat)
+
+
+def test_agents_with_a_store_stay_under_their_limit(lab):
+    """The same where all of it goes to segments."""
+    agents_under_their_limit(lab, on_disk)
+
+
 test_agents_stay_under_their_limit.seconds = 240
+test_agents_with_a_store_stay_under_their_limit.seconds = 240
 
 
 def library(lab, how, mb, rounds, *settings):
