@@ -25,7 +25,7 @@ use crate::trouble::cause;
 
 /// Bytes of one append: a few chunks, so that several requests are under way for each thread.
 const BATCH_BYTES: u64 = 32 << 20;
-/// After this many failures in a row nothing more is tried: datasets stay in memory.
+/// After this many failures in a row nothing more is tried, unless space comes back: datasets stay in memory.
 pub const STORE_TRIES_MAX: u32 = 16;
 /// Pause after the first failure; it doubles with each, up to the longest.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -112,6 +112,8 @@ impl Moves {
             && queue.last.as_ref().is_some_and(|t| t.cause == Cause::NoSpace)
         {
             queue.not_before = None;
+            // One more try, after however many.
+            queue.failures = queue.failures.min(STORE_TRIES_MAX - 1);
             self.changed.notify_all();
         }
     }
