@@ -101,6 +101,9 @@ extern "C" {
 #define STN_COW (1u << 16)         /* copy behind the caller (copy-on-write) */
 #define STN_INCREMENTAL (1u << 17) /* copy only the pages that changed */
 
+/* What stn_advise says of a region. */
+#define STN_REGION_NO_IO (1u) /* only this program's own instructions write to it */
+
 /* What a dataset survives. */
 #define STN_LEVEL_CACHED (1)     /* the application's crash */
 #define STN_LEVEL_PROTECTED (2)  /* losses of nodes within the redundancy scheme */
@@ -209,8 +212,23 @@ int stn_complete_restart(stn_ctx *ctx, int valid);
  * ranks may have different ones. `start` may be NULL with 0 bytes. Local. */
 int stn_protect(stn_ctx *ctx, uint64_t region_id, void *start, size_t bytes);
 
-/* Forgets the region; STN_ERR_NOTFOUND if there is none. Local. */
+/* Forgets the region; STN_ERR_NOTFOUND if there is none. Waits until no thread of
+ * the library copies any more, as does stn_protect with a new place or size:
+ * afterwards the memory may be freed. Local. */
 int stn_unprotect(stn_ctx *ctx, uint64_t region_id);
+
+/* Says something about a region: bits of STN_REGION_..., until the next stn_advise or
+ * stn_unprotect. STN_REGION_NO_IO: from a stn_checkpoint with STN_COW on, until that
+ * dataset is complete, nothing but instructions of this process writes to it: no
+ * system call (read, recv, MPI), no signal handler's stack, no other process, no
+ * device. STN_ERR_NOTFOUND if there is no such region. Local. */
+int stn_advise(stn_ctx *ctx, uint64_t region_id, uint32_t advice);
+
+/* By what the last checkpoint with STN_COW of this rank was copied: a text that begins
+ * with "userfaultfd", "userfaultfd, user mode only", "fork", "copied at once" or
+ * "nothing to copy", and goes on with why it was not by something before that. Cut
+ * to the buffer. Local. */
+int stn_cow_text(stn_ctx *ctx, char *buf, size_t buf_len);
 
 /* A dataset of all regions of all ranks: begins it, copies the regions, completes
  * it. When it returns, the memory may be changed. Names, flags and results as in
@@ -223,25 +241,52 @@ int stn_unprotect(stn_ctx *ctx, uint64_t region_id);
  * writes to behind the kernel's back (RDMA) needs incremental_tracking = hash.
  *
  * With STN_COW it returns when all ranks have called it: the memory is that of this
- * moment and may be changed, and a child process (fork) copies it behind the caller.
- * The dataset is complete, and could be restarted from, only when all children have
- * copied: stn_wait(ctx, no, STN_LEVEL_CACHED, ...) tells. If a child dies first, the
+ * moment and may be changed; it is copied behind the caller. The dataset is complete,
+ * and could be restarted from, only when all ranks' memory is copied:
+ * stn_wait(ctx, no, STN_LEVEL_CACHED, ...) tells. If that fails on one rank, the
  * dataset is dropped, the one before stays, and that wait fails with STN_ERR_LEVEL.
- * The next begin and stn_finalize wait for it. A rank that dies meanwhile takes
- * nothing with it that its child has not copied yet, unless the job is restarted at
- * once. While the child copies, a first write to a page costs a copy of the page,
- * and the process needs that much more memory.
- * Buffers that MPI sends from and receives into may be in the regions: pages are
+ * The next begin and stn_finalize wait for it. Not together with STN_INCREMENTAL.
+ * There are two ways (setting `cow`; stn_cow_text tells which one it was, and why):
+ *
+ * userfaultfd: pages are write-protected, and a thread of this process ("stn-cow",
+ * all signals blocked, gone when all is copied) copies them; who writes to a page
+ * that is not copied yet waits for its block (256 KiB, or a huge page), which comes
+ * first. It ends with its process: what a dead rank had not copied is not stored.
+ * Memory in huge pages (MADV_HUGEPAGE) is protected fastest, and stays in them.
+ *   Memory must stay mapped until it is copied: before it is given back, call
+ * stn_unprotect, or stn_protect with the new place, which wait for that. Memory that
+ * was unmapped, moved or dropped all the same (munmap, realloc, MADV_DONTNEED) is
+ * noticed: the dataset is dropped, never stored torn, and the error's text names the
+ * region. fork() is allowed: the child has the memory, unprotected, and waits for
+ * nobody.
+ *   Buffers of MPI may be in the regions where the kernel's writes are held up like
+ * the program's (root, CAP_SYS_PTRACE, vm.unprivileged_userfaultfd=1, or access to
+ * /dev/userfaultfd): read(), recv() and MPI's shared-memory transports wait as the
+ * program does. A device does not: what it writes into memory that was registered
+ * before is not seen. So where the process has pinned memory (VmPin in
+ * /proc/self/status; RDMA drivers account for it) this way is not taken; registering
+ * memory later counts as writing to it, and waits. Memory that others have mapped
+ * (XPMEM) is not seen: use cow = fork or copy with that.
+ *   As an ordinary user only the program's own instructions are held up, and a system
+ * call that writes into a protected page would fail (EFAULT). So it is used only if
+ * all regions are declared STN_REGION_NO_IO (stn_advise), which is a promise.
+ *
+ * fork: a child process copies. It is not reported to wait() or by SIGCHLD, and runs
+ * no atfork handlers. A rank that dies meanwhile takes nothing with it that its child
+ * has not copied yet, unless the job is restarted at once. While the child copies, a
+ * first write to a page costs a copy of the page, and the process needs that much
+ * more memory.
+ *   Buffers that MPI sends from and receives into may be in the regions: pages are
  * this process's own, those that it changes are new ones. Memory that is registered
  * with hardware must keep its pages; drivers say so (MADV_DONTFORK, as libibverbs
- * does after ibv_fork_init), and such memory, shared memory and huge pages of
- * hugetlbfs are copied before the call returns. (Looked at when the regions or their
- * mappings change; memory on which MADV_DONTFORK is set later kills a child once,
- * and MADV_WIPEONFORK must not be set later: a child would find zeros.) Hardware that writes to memory for
- * which nobody said so is not seen: do not use STN_COW with that. Where no child
- * can be had, all is copied before the call returns, and the job's log says why.
- * The child is not reported to wait() or by SIGCHLD, and runs no atfork handlers.
- * Not together with STN_INCREMENTAL.
+ * does after ibv_fork_init). (Looked at when the regions or their mappings change;
+ * memory on which MADV_DONTFORK is set later kills a child once, and MADV_WIPEONFORK
+ * must not be set later: a child would find zeros.) Hardware that writes to memory
+ * for which nobody said so is not seen: do not use STN_COW with that.
+ *
+ * In both, memory with MADV_DONTFORK, shared memory and huge pages of hugetlbfs, and
+ * with userfaultfd private mappings of files, are copied before the call returns; so
+ * is all, where nothing else can be had, and the job's log says why.
  *
  * All ranks give the same flags. Collective. */
 int stn_checkpoint(stn_ctx *ctx, const char *name, size_t name_len, uint32_t flags, uint64_t *no);

@@ -1,6 +1,6 @@
 /* What the library takes of a rank's memory: client_memory RANK RANKS MIB ROUNDS HOW
  *
- * HOW: regions, incremental, streams. Prints one line: the most that the library ever had, bytes, beside the
+ * HOW: regions, incremental, cow, streams. Prints one line: the most that the library ever had, bytes, beside the
  * agent's memory that it maps (which counts as shared) and what this program itself has. */
 #include <errno.h>
 #include <fcntl.h>
@@ -120,6 +120,7 @@ int main(int argc, char **argv) {
   }
   uint32_t flags = STN_FLAG_CHECKPOINT;
   if (strcmp(how, "incremental") == 0) flags |= STN_INCREMENTAL;
+  if (strcmp(how, "cow") == 0) flags |= STN_COW;
   for (int round = 0; round < rounds; round++) {
     for (size_t i = (size_t)(round % 10) << 12; i < bytes; i += 10u << 12) state[i]++;
     old = before();
@@ -128,6 +129,7 @@ int main(int argc, char **argv) {
       streams(ctx, state, bytes, options.rank, round);
     else
       ok(stn_checkpoint(ctx, NULL, 0, flags, &no), ctx, "checkpoint");
+    if (flags & STN_COW) ok(stn_wait(ctx, no, STN_LEVEL_CACHED, 60000), ctx, "wait");
     after(&old);
   }
   ok(stn_finalize(ctx), ctx, "finalize");

@@ -93,6 +93,15 @@ def test_the_library_takes_little_for_streams(lab):
     library(lab, "streams", 64, 12)
 
 
+def test_the_library_takes_little_for_copy_on_write(lab):
+    library(lab, "cow", 64, 12)
+
+
+def test_the_library_takes_little_for_copy_on_write_by_fork(lab):
+    library(lab, "cow", 64, 12, "cow=fork")
+
+
 for _test in (test_the_library_takes_little_for_regions, test_the_library_takes_little_for_increments,
-              test_the_library_takes_little_for_hashed_increments, test_the_library_takes_little_for_streams):
+              test_the_library_takes_little_for_hashed_increments, test_the_library_takes_little_for_streams,
+              test_the_library_takes_little_for_copy_on_write, test_the_library_takes_little_for_copy_on_write_by_fork):
     _test.no_mpi = True

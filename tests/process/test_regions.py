@@ -11,7 +11,7 @@ from pathlib import Path
 
 import test_damage
 import test_loss
-from harness import check, until
+from harness import Skip, check, until
 from test_loss import ARGS, RANKS, committed, protected, three_losses
 
 PROGRAM = "heat2d_regions"
@@ -20,7 +20,10 @@ APP_FAILED, UNRECOVERABLE = 3, 4
 
 # How a checkpoint is written.
 INCREMENTAL, STREAM, COW = ("--mode", "incremental"), ("--mode", "stream"), ("--mode", "cow")
-MODES = {"": (), "incremental_": INCREMENTAL, "stream_": STREAM, "cow_": COW}
+BY_THREAD, BY_CHILD = ("--set", "cow=userfaultfd"), ("--set", "cow=fork")
+# The program's words and the runner's.
+MODES = {"": ((), ()), "incremental_": (INCREMENTAL, ()), "stream_": (STREAM, ()), "cow_": (COW, BY_THREAD),
+         "cow_fork_": (COW, BY_CHILD)}
 
 # With a history, so that all three regions have bytes.
 heat = partial(test_loss.heat, program=PROGRAM, mb=1)
@@ -144,21 +147,21 @@ def damaged_in_pool(lab, nodes, **more):
     return run, run.wait_event("app_lost", after=at)[0]
 
 
-def a_node_dies_xor(lab, mode):
+def a_node_dies_xor(lab, mode, sets):
     # FM-L2, FM-P3: what a dataset shares with the one before is rebuilt and restarted from like the rest.
-    run = heat(lab, steps_args=ARGS + mode)
+    run = heat(lab, steps_args=ARGS + mode, run_args=sets)
     three_losses(run, lambda n: run.kill_node((2, 0, 7)[n]))
 
 
-def a_rank_dies(lab, mode):
+def a_rank_dies(lab, mode, sets):
     # FM-L1, FM-F1, FM-P10: whatever was under way; after a restart the first increment is full.
-    run = heat(lab, spares=0, steps_args=ARGS + mode)
+    run = heat(lab, spares=0, steps_args=ARGS + mode, run_args=sets)
     three_losses(run, lambda n: run.kill_rank(3 + 4 * n))
 
 
-def a_flipped_byte_in_the_pool(lab, mode):
+def a_flipped_byte_in_the_pool(lab, mode, sets):
     # FM-F9, FM-S7: found and repaired from parity; a page that two datasets share is damaged in both.
-    run, at = damaged_in_pool(lab, [1], steps_args=ARGS + mode)
+    run, at = damaged_in_pool(lab, [1], steps_args=ARGS + mode, run_args=sets)
     at, chosen = run.wait_event("restart_chosen", after=at)
     check(chosen["dataset"], f"a restart from nothing: {chosen}")
     at, done = run.wait_event("restore_done", after=at)
@@ -167,12 +170,12 @@ def a_flipped_byte_in_the_pool(lab, mode):
     run.same()
 
 
-for _name, _mode in MODES.items():
+for _name, (_mode, _sets) in MODES.items():
     for _test in (a_node_dies_xor, a_rank_dies, a_flipped_byte_in_the_pool):
         # What is flipped are regions: a stream has none.
         if (_mode, _test) != (STREAM, a_flipped_byte_in_the_pool):
-            globals()[f"test_{_name}{_test.__name__}"] = partial(_test, mode=_mode)
-del _name, _mode, _test
+            globals()[f"test_{_name}{_test.__name__}"] = partial(_test, mode=_mode, sets=_sets)
+del _name, _mode, _sets, _test
 
 
 def test_bytes_flipped_beyond_the_scheme_in_the_pool(lab):
@@ -341,8 +344,10 @@ def test_cow_a_pool_that_is_too_small(lab):
     run.same()
 
 
-# Children that take a second for what they copy.
-SLOW = dict(program=PROGRAM, mb=8, spares=0, steps_args=ARGS + COW, run_args=("--set", "cow_bytes_per_s=20M"))
+# Children that take a second for what they copy; threads likewise.
+PACE = ("--set", "cow_bytes_per_s=20M")
+SLOW = dict(program=PROGRAM, mb=8, spares=0, steps_args=ARGS + COW, run_args=PACE + BY_CHILD)
+SLOW_THREADS = SLOW | dict(run_args=PACE + BY_THREAD)
 
 
 def parent_and_state(pid):
@@ -401,6 +406,50 @@ def test_cow_a_rank_dies_while_its_child_copies(lab):
         os.kill(child, signal.SIGCONT)
     except ProcessLookupError:
         pass  # the runner ends what descends from it
+    at, chosen = run.wait_event("restart_chosen", after=at)
+    check(chosen["dataset"], f"a restart from nothing: {chosen}")
+    run.finish()
+    run.same()
+
+
+def need_threads():
+    """Ranks must be able to hold up what the kernel writes for them: otherwise nothing here is copied by threads."""
+    if os.geteuid() != 0 and Path("/proc/sys/vm/unprivileged_userfaultfd").read_text().strip() != "1":
+        raise Skip("userfaultfd serves faults of user mode only")
+
+
+def copying_thread(run, rank):
+    """Waits until a thread of the rank copies; the rank's pid."""
+    def found():
+        pid = run.ranks().get(rank)
+        try:
+            names = [p.read_text().strip() for p in Path(f"/proc/{pid}/task").glob("*/comm")]
+        except FileNotFoundError:
+            return None
+        return pid if "stn-cow" in names else None
+    return until(found, 60, f"rank {rank} has a thread that copies")
+
+
+def test_cow_a_rank_dies_while_its_thread_copies(lab):
+    # FM-P8, FM-P10: what it had not copied is nowhere used; nothing of the one before is lost.
+    need_threads()
+    run = test_loss.heat(lab, **SLOW_THREADS)
+    at, _ = protected(run, committed(run, 0))
+    os.kill(copying_thread(run, 3), signal.SIGKILL)
+    at, chosen = run.wait_event("restart_chosen", after=at)
+    check(chosen["dataset"], f"a restart from nothing: {chosen}")
+    run.finish()
+    run.same()
+
+
+def test_cow_a_node_dies_while_its_threads_copy(lab):
+    # FM-L2, FM-P9
+    need_threads()
+    run = test_loss.heat(lab, **SLOW_THREADS | dict(spares=1))
+    at, _ = protected(run, committed(run, 0))
+    copying_thread(run, 6)
+    run.kill_node(3)
+    at, _ = run.wait_event("node_lost", after=at)
     at, chosen = run.wait_event("restart_chosen", after=at)
     check(chosen["dataset"], f"a restart from nothing: {chosen}")
     run.finish()

@@ -96,9 +96,19 @@ struct Conn {
     pidfd: Option<Arc<OwnedFd>>,
     /// Where the outstanding request waits; descriptors that go with the answer.
     answer: Option<oneshot::Sender<(Answer, Vec<OwnedFd>)>>,
-    /// A child of the process holds the other end, and it alone.
-    child: bool,
+    held: Held,
     end: Arc<Notify>,
+}
+
+/// Who has the other end of a connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Held {
+    /// The process that connected.
+    Process,
+    /// A child of that process, and it alone.
+    Child,
+    /// A thread of that process, which must not be ended in place of it.
+    Thread,
 }
 
 impl Ranks {
@@ -136,8 +146,8 @@ impl Ranks {
         let table = self.inside.table();
         for (id, conn) in &table.conns {
             if conns.is_empty() || conns.contains(id) {
-                // A child sees that its agent hangs up.
-                if let Some(pidfd) = conn.pidfd.as_ref().filter(|_| !conn.child)
+                // A child or a thread sees that its agent hangs up.
+                if let Some(pidfd) = conn.pidfd.as_ref().filter(|_| conn.held == Held::Process)
                     && let Err(error) = pidfd_send_signal(pidfd, Signal::KILL)
                     && error != rustix::io::Errno::SRCH
                 {
@@ -183,8 +193,8 @@ impl Inside {
         self.table.lock().expect("no thread panics while it holds the table")
     }
 
-    fn is_child(&self, id: ConnId) -> bool {
-        self.table().conns.get(&id).is_some_and(|c| c.child)
+    fn held(&self, id: ConnId) -> Held {
+        self.table().conns.get(&id).map_or(Held::Process, |c| c.held)
     }
 }
 
@@ -255,9 +265,10 @@ fn admit(inside: &Arc<Inside>, stream: UnixStream, pidfd: Option<Arc<OwnedFd>>) 
     table.next += 1;
     let id = ConnId(table.next);
     let end = Arc::new(Notify::new());
-    table
-        .conns
-        .insert(id, Conn { pidfd: pidfd.clone(), answer: None, child: false, end: end.clone() });
+    table.conns.insert(
+        id,
+        Conn { pidfd: pidfd.clone(), answer: None, held: Held::Process, end: end.clone() },
+    );
     tokio::spawn(connection(inside.clone(), id, stream, pidfd, end));
 }
 
@@ -271,7 +282,7 @@ async fn connection(
 ) {
     let why = tokio::select! {
         why = serve(&inside, id, &mut stream) => why.err().unwrap_or(Closed::Exited),
-        () = exited(pidfd.clone(), || inside.is_child(id)) => Closed::Exited,
+        () = exited(pidfd.clone(), || inside.held(id) == Held::Child) => Closed::Exited,
         () = end.notified() => Closed::Ended,
     };
     debug!(conn = id.0, %why, "a rank's connection ends");
@@ -282,10 +293,19 @@ async fn connection(
         let told = send(&mut stream, &answer, &[]);
         let _ = tokio::time::timeout(KILL_DEADLINE, told).await;
     }
-    if inside.is_child(id) {
-        let exited = tokio::time::timeout(KILL_DEADLINE, child_gone(&mut stream)).await.is_ok();
+    let held = inside.held(id);
+    if held != Held::Process {
+        // A child of the application may hold a thread's end too: it writes to nothing.
+        let process = exited(pidfd, || held == Held::Child);
+        let gone = async {
+            tokio::select! {
+                () = child_gone(&mut stream) => {}
+                () = process => {}
+            }
+        };
+        let exited = tokio::time::timeout(KILL_DEADLINE, gone).await.is_ok();
         if !exited {
-            warn!(conn = id.0, "a rank's child was told to end and is still there");
+            warn!(conn = id.0, "what copies a rank's memory was told to end and is still there");
         }
         drop(stream);
         inside.table().conns.remove(&id);
@@ -308,7 +328,8 @@ async fn connection(
     let _ = inside.events.send(AgentEvent::RankGone { conn: id, exited }).await;
 }
 
-/// Tells a child to end and waits until it has: when its end of the connection closes, its mappings are gone.
+/// Tells a child or thread to end and waits until it has: a child's mappings are gone when its end of the connection
+/// closes, and a thread closes it when it has written its last.
 async fn child_gone(stream: &mut UnixStream) {
     let _ = stream.shutdown().await;
     let mut rest = [0u8; 256];
@@ -332,12 +353,19 @@ async fn exited(pidfd: Option<Arc<OwnedFd>>, left: impl Fn() -> bool) {
 }
 
 async fn serve(inside: &Inside, id: ConnId, stream: &mut UnixStream) -> Result<(), Closed> {
+    let mut first = true;
     while let Some(request) = receive(stream).await? {
         let (tell, answer) = oneshot::channel();
         match inside.table().conns.get_mut(&id) {
             Some(conn) => {
                 conn.answer = Some(tell);
-                conn.child |= matches!(request, Request::Attach { .. });
+                // A rank that says it later stays what it is, and can be ended.
+                match request {
+                    Request::Attach { thread: true, .. } if first => conn.held = Held::Thread,
+                    Request::Attach { thread: false, .. } if first => conn.held = Held::Child,
+                    _ => {}
+                }
+                first = false;
             }
             None => return Err(Closed::Ended),
         }

@@ -229,9 +229,14 @@ async fn another_users_process_is_refused() {
 fn child() {
     let Some(socket) = std::env::var_os(CHILD_SOCKET) else { return };
     let mut stream = connect(Path::new(&socket));
-    ask(&mut stream, &warn("child"));
+    let role = std::env::var(CHILD_ROLE).unwrap();
+    let attach = |thread| Request::Attach { rank: RankId(0), thread };
+    ask(&mut stream, &if role == "attaches" { attach(true) } else { warn("child") });
     assert_eq!(answer(&mut stream), Answer::Ok);
-    if std::env::var(CHILD_ROLE).unwrap() == "leaves_heir" {
+    if role == "attaches late" {
+        ask(&mut stream, &attach(false));
+    }
+    if role == "leaves_heir" || role == "attaches" {
         rustix::io::fcntl_setfd(&stream, rustix::io::FdFlags::empty()).unwrap();
         let heir = Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap();
         println!("heir {}", heir.id());
@@ -239,6 +244,18 @@ fn child() {
     }
     // Until it is killed; no longer than the test's patience.
     let _ = stream.read(&mut [0u8; 1]);
+}
+
+/// Of a child that leaves one.
+fn heir(out: &mut impl std::io::BufRead) -> rustix::process::Pid {
+    let mut line = String::new();
+    loop {
+        line.clear();
+        assert!(out.read_line(&mut line).unwrap() > 0);
+        if let Some((_, pid)) = line.split_once("heir ") {
+            return rustix::process::Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
+        }
+    }
 }
 
 fn start_child(f: &Fixture, role: &str) -> Child {
@@ -279,17 +296,7 @@ async fn a_rank_is_gone_when_its_process_is_though_its_child_holds_the_socket() 
     f.ranks.answer(conn, Answer::Ok, Vec::new());
     // The heir keeps the pipe open as well: its line is read, not the end of the file.
     let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
-    let heir = tokio::task::spawn_blocking(move || {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert!(std::io::BufRead::read_line(&mut out, &mut line).unwrap() > 0);
-            if let Some((_, pid)) = line.split_once("heir ") {
-                return pid.trim().parse::<i32>().unwrap();
-            }
-        }
-    });
-    let heir = rustix::process::Pid::from_raw(heir.await.unwrap()).unwrap();
+    let heir = tokio::task::spawn_blocking(move || heir(&mut out)).await.unwrap();
     f.gone(conn).await;
     child.wait().unwrap();
     rustix::process::test_kill_process(heir).expect("the heir lives");
@@ -303,7 +310,7 @@ async fn the_connection_of_a_child_ends_with_the_child() {
     let (got, ready) = tokio::sync::oneshot::channel();
     let (go, wait) = std::sync::mpsc::channel::<()>();
     let child = client(&f.socket, move |mut stream| {
-        ask(&mut stream, &Request::Attach { rank: RankId(0) });
+        ask(&mut stream, &Request::Attach { rank: RankId(0), thread: false });
         assert_eq!(answer(&mut stream), Answer::Ok);
         got.send(()).unwrap();
         // It is told to end, and takes its time.
@@ -311,7 +318,7 @@ async fn the_connection_of_a_child_ends_with_the_child() {
         wait.recv().unwrap();
     });
     let (conn, request) = f.request().await;
-    assert_eq!(request, Request::Attach { rank: RankId(0) });
+    assert_eq!(request, Request::Attach { rank: RankId(0), thread: false });
     f.ranks.answer(conn, Answer::Ok, Vec::new());
     ready.await.unwrap();
     f.ranks.end(&[conn]);
@@ -323,4 +330,53 @@ async fn the_connection_of_a_child_ends_with_the_child() {
         other => panic!("an end is expected, not {other:?}"),
     }
     child.join().unwrap();
+}
+
+#[tokio::test]
+async fn the_connection_of_a_thread_ends_by_its_word_or_with_its_process() {
+    // FM-P10. The process that connected is this one: it is told, and not ended.
+    let mut f = fixture();
+    let (got, ready) = tokio::sync::oneshot::channel();
+    let thread = client(&f.socket, move |mut stream| {
+        ask(&mut stream, &Request::Attach { rank: RankId(0), thread: true });
+        assert_eq!(answer(&mut stream), Answer::Ok);
+        // A child of the application's has the connection too.
+        let copy = stream.try_clone().unwrap();
+        got.send(copy).unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+        stream.shutdown(std::net::Shutdown::Both).unwrap();
+    });
+    let (conn, _) = f.request().await;
+    f.ranks.answer(conn, Answer::Ok, Vec::new());
+    let copy = ready.await.unwrap();
+    f.ranks.end(&[conn]);
+    match f.next().await {
+        AgentEvent::RankGone { conn: gone, exited } => assert_eq!((gone, exited), (conn, true)),
+        other => panic!("an end is expected, not {other:?}"),
+    }
+    thread.join().unwrap();
+    drop(copy);
+    // A process that dies has said nothing, and an heir holds the connection.
+    let mut child = start_child(&f, "attaches");
+    let (conn, request) = f.request().await;
+    assert_eq!(request, Request::Attach { rank: RankId(0), thread: true });
+    f.ranks.answer(conn, Answer::Ok, Vec::new());
+    let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
+    let heir = tokio::task::spawn_blocking(move || heir(&mut out)).await.unwrap();
+    f.gone(conn).await;
+    child.wait().unwrap();
+    rustix::process::kill_process(heir, rustix::process::Signal::KILL).unwrap();
+}
+
+#[tokio::test]
+async fn a_rank_that_says_later_that_it_is_a_child_is_ended_all_the_same() {
+    let mut f = fixture();
+    let mut child = start_child(&f, "attaches late");
+    let (conn, _) = f.request().await;
+    f.ranks.answer(conn, Answer::Ok, Vec::new());
+    let (_, request) = f.request().await;
+    assert_eq!(request, Request::Attach { rank: RankId(0), thread: false });
+    f.ranks.end(&[conn]);
+    f.gone(conn).await;
+    assert_eq!(child.wait().unwrap().signal(), Some(9));
 }

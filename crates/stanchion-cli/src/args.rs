@@ -531,6 +531,8 @@ pub struct BlockedRankArgs {
     pub tmpfs: PathBuf,
     #[arg(long)]
     pub incremental_only: bool,
+    #[arg(long)]
+    pub huge_only: bool,
 }
 
 /// `stanchion bench routed`.

@@ -6,7 +6,7 @@ use crate::identity::Identity;
 use crate::increment::Increment;
 use crate::pool::{PoolMap, PoolTimes};
 use crate::route::Prefix;
-use crate::snapshot::Children;
+use crate::snapshot::Snapshots;
 use crate::wire::{self, Link};
 use stanchion_format::client::{
     Answer, Ask, Code, Filled, Lent, MemoryAt, MemoryFile, Own, Request, RestartInfo, SettingPair,
@@ -153,11 +153,12 @@ pub struct Client {
     /// For pass-through: calls of need_checkpoint, datasets begun.
     needs: u64,
     last_no: u64,
+    /// Before the pool: what still copies has ended when that is unmapped.
+    pub(crate) snapshots: Snapshots,
     pool: PoolMap,
     streams: streams::Streams,
     /// The agent's socket, and its slot.
     place: (PathBuf, u32),
-    pub(crate) children: Children,
     pub(crate) increment: Increment,
 }
 
@@ -205,7 +206,7 @@ impl Client {
             pool: PoolMap::new(stores),
             streams: streams::Streams::default(),
             place: (path, slot),
-            children: Children::default(),
+            snapshots: Snapshots::default(),
             increment: Increment::default(),
         })
     }
@@ -236,7 +237,7 @@ impl Client {
             pool: PoolMap::default(),
             streams: streams::Streams::default(),
             place: Default::default(),
-            children: Children::default(),
+            snapshots: Snapshots::default(),
             increment: Increment::default(),
         }
     }
@@ -305,7 +306,7 @@ impl Client {
     ) -> Result<T, Error> {
         let (verb, wait, me) = (ask.verb(), self.wait, self.me);
         own.settings = std::mem::take(&mut self.pending);
-        self.children.reap();
+        self.tell_failures();
         let link = self.link(verb, Code::State)?;
         match link.ask(verb, &Request::Collective { ask, own }, wait)? {
             Answer::Failed { code, text } => Err(refused(code, &text)),
@@ -378,6 +379,7 @@ impl Client {
             })?
         };
         self.begin_streams();
+        self.snapshots.copies.stop();
         let (files, begun_at) = (BTreeSet::new(), Instant::now());
         let blocked = begun_at - asked;
         self.phase = Phase::Writing {
@@ -481,16 +483,16 @@ impl Client {
         self.declare_all("complete", Ask::Complete, valid, false)
     }
 
-    /// Ends the dataset for this rank: its memory may change. Its `child` still copies it, or it is copied.
+    /// Ends the dataset for this rank: its memory may change. A `child` or thread still copies it, or it is copied.
     pub(crate) fn snapshot(&mut self, valid: bool, child: bool) -> Result<(), Error> {
         self.declare_all("checkpoint", Ask::Snapshot, valid, child)
     }
 
-    /// A connection to the agent that a child is to have.
-    pub(crate) fn attach(&mut self, call: &'static str) -> Result<Link, Error> {
+    /// A connection to the agent that a child or a thread is to have.
+    pub(crate) fn attach(&mut self, call: &'static str, thread: bool) -> Result<Link, Error> {
         let (path, slot) = &self.place;
         let mut link = Link::connect(path, *slot, self.wait)?;
-        let attach = Request::Attach { rank: RankId(self.me.rank) };
+        let attach = Request::Attach { rank: RankId(self.me.rank), thread };
         match link.ask(call, &attach, self.wait)? {
             Answer::Ok => Ok(link),
             Answer::Failed { code, text } => Err(refused(code, &text)),
@@ -582,6 +584,11 @@ impl Client {
         let wait = wire::patience(timeout_ms);
         match link.ask(CALL, &Request::Wait { no, level, timeout_ms }, wait)? {
             Answer::Ok => Ok(()),
+            // This rank may know more of it.
+            Answer::Failed { code: Code::Level, text } => {
+                let text = self.snapshots.copies.failure(no).map_or(text, Error::to_string);
+                Err(refused(Code::Level, &text))
+            }
             Answer::Failed { code, text } => Err(refused(code, &text)),
             _ => Err(link.give_up(CALL)),
         }

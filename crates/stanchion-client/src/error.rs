@@ -4,9 +4,11 @@ use crate::identity::IdentityError;
 use stanchion_format::client::Code;
 use stanchion_format::config::ConfigError;
 use stanchion_format::frame::FrameError;
+use stanchion_format::ids::DatasetNo;
 use stanchion_format::limits;
 use stanchion_format::name::NameError;
 use stanchion_format::regions::RegionsError;
+use stanchion_mem::cow::CowError;
 use std::fmt;
 
 /// Text from outside that a message repeats: control characters are escaped, the length is limited.
@@ -277,6 +279,28 @@ pub enum Error {
         /// Why.
         cause: stanchion_mem::forked::ForkError,
     },
+    /// Memory cannot be write-protected, or not now.
+    #[error("{cause}")]
+    Protect {
+        /// Why.
+        cause: CowError,
+    },
+    /// There is no thread to copy.
+    #[error("no thread can be started: {cause}")]
+    Thread {
+        /// Why.
+        cause: std::io::Error,
+    },
+    /// What was copied behind the program was not whole.
+    #[error("{}", behind_words(*.no, *.region, cause))]
+    Behind {
+        /// The dataset.
+        no: DatasetNo,
+        /// Which region, if that is known.
+        region: Option<u64>,
+        /// Why.
+        cause: CowError,
+    },
     /// A child process uses what its parent opened.
     #[error("this connection belongs to process {owner}; a child process cannot use it")]
     Forked {
@@ -327,6 +351,16 @@ pub enum Fault {
     },
 }
 
+fn behind_words(no: DatasetNo, region: Option<u64>, cause: &CowError) -> String {
+    match (region, cause) {
+        (Some(id), CowError::Torn { .. }) => format!(
+            "dataset {no} cannot be completed: memory of region {id} was unmapped, moved or dropped before it was copied (stn_unprotect waits for the copy)"
+        ),
+        (Some(id), cause) => format!("dataset {no} cannot be completed: region {id}: {cause}"),
+        (None, cause) => format!("dataset {no} cannot be completed: {cause}"),
+    }
+}
+
 fn region_words(dataset: &Words, id: u64, protected: Option<u64>, stored: Option<u64>) -> String {
     match (protected, stored) {
         (Some(have), Some(stored)) => format!(
@@ -364,7 +398,8 @@ impl Error {
                 Code::Space
             }
             Error::Memory(_) => Code::Space,
-            Error::Fork { .. } => Code::Internal,
+            Error::Fork { .. } | Error::Protect { .. } | Error::Thread { .. } => Code::Internal,
+            Error::Behind { .. } => Code::Level,
             Error::Track(_) => Code::Invalid,
             Error::Io { .. } => Code::Io,
             Error::Internal { .. } => Code::Internal,

@@ -158,6 +158,7 @@ impl Client {
                 self.start_restart()?
             }
         };
+        self.settle();
         let filled = self.fill(&offer.name, regions);
         // Its own reason says more to this rank than that somebody rejected.
         let ended = self.complete_restart(filled.is_ok());

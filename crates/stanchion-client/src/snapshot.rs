@@ -1,9 +1,11 @@
-//! Copy-on-write: a child copies the regions behind the caller, who may change them at once.
+//! Copy-on-write: the regions are copied behind the caller, who may change them at once.
 //!
-//! The child is forked when all memory is lent, and holds nothing of this process's but its own connection to the agent
-//! and the extents that it writes to: they are inherited for the moment of the fork only. What a child would not see as
-//! it is (maps.rs of stanchion-mem) is copied at once, and so is all where there can be no child.
+//! By a thread of this process: the regions' pages are write-protected (userfaultfd), and a write waits until its block is
+//! copied. Or by a child, forked when all memory is lent: it holds nothing of this process's but its own connection to the
+//! agent and the extents that it writes to, which are inherited for the moment of the fork only. What neither can copy as
+//! it is (maps.rs of stanchion-mem) is copied at once, and so is all where nothing else can be had.
 
+use crate::behind::{Copier, Copies, Copying};
 use crate::client::{Begun, Client};
 use crate::error::Error;
 use crate::pool::{PoolWriter, Put};
@@ -13,49 +15,93 @@ use stanchion_format::frame;
 use stanchion_format::limits::CLIENT_FRAME_BYTES_MAX;
 use stanchion_format::regions;
 use stanchion_mem::copy::Piece;
+use stanchion_mem::cow::{Faults, Lacking, Snapshot, USUAL_BLOCK, pinned, probe};
 use stanchion_mem::forked::{Forked, Manner, forked_copy_unchecked};
-use stanchion_mem::maps::{Judged, Span};
+use stanchion_mem::maps::{self, Purpose, Span};
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const CALL: &str = "checkpoint";
 
-/// The children that may still copy.
+/// By what a copy-on-write checkpoint was copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CopiedBy {
+    /// There was none yet, or it had nothing to copy.
+    #[default]
+    Nothing,
+    /// A thread, behind write protection that holds up system calls too.
+    Userfaultfd,
+    /// A thread, behind write protection that holds up this process's instructions only.
+    UserfaultfdUserMode,
+    /// A forked child.
+    Fork,
+    /// The caller, before the call returned.
+    AtOnce,
+}
+
+impl CopiedBy {
+    fn words(self) -> &'static str {
+        match self {
+            CopiedBy::Nothing => "nothing to copy",
+            CopiedBy::Userfaultfd => "userfaultfd",
+            CopiedBy::UserfaultfdUserMode => "userfaultfd, user mode only",
+            CopiedBy::Fork => "fork",
+            CopiedBy::AtOnce => "copied at once",
+        }
+    }
+}
+
+/// Why it was not by something better.
+#[derive(Debug, thiserror::Error)]
+enum Reason {
+    #[error("the setting cow says so")]
+    Setting,
+    #[error("{0}")]
+    Lacking(Lacking),
+    #[error("{}, and region {region} is not declared STN_REGION_NO_IO", Lacking::UserModeOnly)]
+    UserMode { region: u64 },
+    #[error(
+        "memory of this process is pinned for a device, and region {region} is not declared STN_REGION_NO_IO"
+    )]
+    Pinned { region: u64 },
+    #[error("region {region} is memory that cannot be copied behind ({why:?})")]
+    Unsuitable { region: u64, why: maps::Why },
+    #[error("{0}")]
+    Failed(Error),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Protect(Faults),
+    Fork,
+    AtOnce,
+}
+
+/// What is remembered between such checkpoints.
 #[derive(Debug, Default)]
-pub(crate) struct Children {
-    all: Vec<Forked>,
-    /// What of the regions a child sees as it is.
-    judged: Judged,
-    /// It was said why there are none.
+pub(crate) struct Snapshots {
+    pub(crate) copies: Copies,
+    /// Regions that nothing but this process's instructions writes to.
+    no_io: BTreeSet<u64>,
+    by: CopiedBy,
+    reason: Option<Reason>,
+    /// It was said why they are slow.
     told: bool,
 }
 
-impl Children {
-    /// Those that have ended leave nothing behind.
-    pub(crate) fn reap(&mut self) {
-        self.all.retain_mut(|child| {
-            use stanchion_mem::forked::ForkError::Timeout;
-            // What that means for the dataset its agent knows.
-            let ended = child.wait(Duration::ZERO);
-            if ended.is_err_and(|e| e != Timeout) {
-                self.judged.forget();
-            }
-            ended == Err(Timeout)
-        });
-    }
-}
-
-impl Drop for Children {
-    fn drop(&mut self) {
-        // What was begun is completed: nobody needs this process for it.
-        self.all.drain(..).for_each(Forked::leave);
-    }
+/// How the next one is to be copied.
+struct Plan {
+    way: Way,
+    /// Regions, by their place in the list, that are copied before the call returns.
+    at_once: BTreeSet<usize>,
 }
 
 impl Client {
-    /// As [`Client::checkpoint`], but returns when all ranks' regions are safe from being changed: children copy them
-    /// behind the callers, and only then the dataset is complete ([`Client::wait`] for `Cached` tells) or, if a child
-    /// died, dropped. Collective.
+    /// As [`Client::checkpoint`], but returns when all ranks' regions are safe from being changed: they are copied behind
+    /// the callers, by children or by threads that let a write wait until its block is copied. Only then the dataset is
+    /// complete ([`Client::wait`] for `Cached` tells) or, if one of those died, dropped. Before memory of a region is
+    /// unmapped, [`Client::settle`] is due. Collective.
     pub fn checkpoint_cow(
         &mut self,
         dataset: &str,
@@ -67,14 +113,15 @@ impl Client {
             return self.complete(true).map(|()| begun);
         }
         // A failure here must not keep the others waiting.
-        match self.snapshot_regions(&begun.name, regions) {
-            Ok(child) => {
-                let copies = child.is_some();
+        match self.snapshot_regions(&begun, regions) {
+            Ok(copier) => {
+                let copies = copier.is_some();
                 // Not asked for any more if this fails: it ends here.
                 self.snapshot(true, copies)?;
-                // All ranks are on their way again: no child was in the way of one of them.
-                child.iter().for_each(Forked::go);
-                self.children.all.extend(child);
+                if let Some(copier) = copier {
+                    copier.go();
+                    self.snapshots.copies.add(copier);
+                }
                 Ok(begun)
             }
             Err(error) => {
@@ -84,66 +131,205 @@ impl Client {
         }
     }
 
+    /// Declares that while a copy-on-write checkpoint is under way nothing writes to a region but this process's
+    /// instructions: no system call, no other process, no device. It holds until it is taken back. Local.
+    pub fn declare_no_io(&mut self, region: u64, no_io: bool) {
+        match no_io {
+            true => self.snapshots.no_io.insert(region),
+            false => self.snapshots.no_io.remove(&region),
+        };
+    }
+
+    /// Waits until no thread of this process copies any more: from then on the memory of regions may be unmapped or
+    /// moved without harm to the last checkpoint. Local.
+    pub fn settle(&mut self) {
+        self.snapshots.copies.settle();
+    }
+
+    /// By what the last copy-on-write checkpoint was copied here, and in words also why it was not by something better.
+    pub fn copied_by(&self) -> (CopiedBy, String) {
+        let by = self.snapshots.by;
+        match &self.snapshots.reason {
+            Some(reason) => (by, format!("{}: {reason}", by.words())),
+            None => (by, by.words().to_owned()),
+        }
+    }
+
+    /// What went wrong behind the caller is told before the next collective call.
+    pub(crate) fn tell_failures(&mut self) {
+        self.snapshots.copies.reap();
+        for text in self.snapshots.copies.untold() {
+            let text = format!("rank {}: {text}", self.identity().rank);
+            // Who cannot be told will be heard no more either.
+            let _ = self.warn(&text);
+        }
+    }
+
     fn snapshot_regions(
         &mut self,
-        dataset: &str,
+        begun: &Begun,
         regions: &[Region<'_>],
-    ) -> Result<Option<Forked>, Error> {
-        let name = self.regions_file(dataset);
+    ) -> Result<Option<Copier>, Error> {
+        let name = self.regions_file(&begun.name);
         let (placed, end) = placed(&name, regions)?;
+        let start = Instant::now();
+        let plan = self.plan(regions);
         let mut writer = PoolWriter::new(end);
-        let mut pieces = Vec::new();
+        writer.copied(start.elapsed());
+        let (mut pieces, mut firsts) = (Vec::new(), Vec::new());
         let mut put = writer.put(self, &regions::encode(&placed))?;
-        for (region, at) in regions.iter().zip(&placed) {
+        for (n, (region, at)) in regions.iter().zip(&placed).enumerate() {
             if put == Put::Done {
                 put = writer.pad(self, at.offset)?;
             }
             if put == Put::Done {
-                put = writer.put_later(self, region.bytes, &mut pieces)?;
+                firsts.push((pieces.len(), region.id));
+                put = match plan.at_once.contains(&n) {
+                    true => writer.put(self, region.bytes)?,
+                    false => writer.put_later(self, region.bytes, &mut pieces)?,
+                };
             }
         }
         if put == Put::TooLarge {
+            (self.snapshots.by, self.snapshots.reason) = (CopiedBy::AtOnce, None);
             return self.file_regions(&name, regions, &placed, end).map(|()| None);
         }
         assert_eq!(writer.written(), end, "regions are where the layout says");
         let start = Instant::now();
-        let spans: Vec<Span> = regions
-            .iter()
-            .filter(|r| !r.bytes.is_empty())
-            .map(|r| Span { start: r.bytes.as_ptr().addr(), len: r.bytes.len() })
-            .collect();
-        let (at_once, behind) = match self.children.judged.unsuitable(&spans) {
-            Ok(bad) => pieces.into_iter().partition(|piece: &Piece| {
-                bad.iter().any(|(n, _)| within(&spans[*n], piece.src.addr()))
-            }),
-            Err(_) => (pieces, Vec::new()),
-        };
-        // SAFETY: pieces are parts of the caller's slices and of extents that are lent to this rank, which nobody
-        // else writes to; they do not overlap.
-        let copy = |piece: &Piece| unsafe { copy_piece(piece) };
-        at_once.iter().for_each(copy);
-        let child = match behind.is_empty() {
-            true => None,
-            false => match self.fork_child(&behind, &writer) {
-                Ok(child) => Some(child),
-                Err(why) => {
-                    behind.iter().for_each(copy);
-                    self.tell_why_not(&why)?;
-                    None
+        let copier = match pieces.is_empty() {
+            true => {
+                if regions.iter().any(|r| !r.bytes.is_empty()) {
+                    self.snapshots.by = CopiedBy::AtOnce;
                 }
-            },
+                None
+            }
+            false => self.copy_behind(plan.way, begun, (&pieces, firsts), &writer)?,
         };
         writer.copied(start.elapsed());
-        let (file, bytes, times) = writer.finish(self.regions_path(dataset), None);
+        let (file, bytes, times) = writer.finish(self.regions_path(&begun.name), None);
         self.add_memory(file, bytes, times);
-        Ok(child)
+        Ok(copier)
+    }
+
+    /// How this is to be copied; what cannot be, goes at once.
+    fn plan(&mut self, regions: &[Region<'_>]) -> Plan {
+        let no_io = &self.snapshots.no_io;
+        let open = |r: &&Region<'_>| !r.bytes.is_empty() && !no_io.contains(&r.id);
+        let undeclared = regions.iter().find(open).map(|r| r.id);
+        let (way, reason) = match self.settings().text("cow") {
+            "copy" => (Way::AtOnce, Some(Reason::Setting)),
+            "fork" => (Way::Fork, Some(Reason::Setting)),
+            wanted => {
+                let (faults, reason) = protection(undeclared);
+                let otherwise = if wanted == "auto" { Way::Fork } else { Way::AtOnce };
+                match faults {
+                    // Where it is insisted on: of those that are declared.
+                    Ok(faults) if reason.is_none() || wanted != "auto" => {
+                        (Way::Protect(faults), reason)
+                    }
+                    Ok(_) => (otherwise, reason),
+                    Err(lacking) => (otherwise, Some(Reason::Lacking(lacking))),
+                }
+            }
+        };
+        let mut at_once = BTreeSet::new();
+        if matches!(way, Way::Protect(_)) && reason.is_some() {
+            let all = regions.iter().enumerate();
+            at_once.extend(all.filter(|(_, r)| !no_io.contains(&r.id)).map(|(n, _)| n));
+        }
+        self.snapshots.by = CopiedBy::Nothing;
+        self.snapshots.reason = reason;
+        if way != Way::AtOnce {
+            self.unsuitable(way, regions, &mut at_once);
+        }
+        Plan { way, at_once }
+    }
+
+    /// Adds those that cannot be copied behind.
+    fn unsuitable(&mut self, way: Way, regions: &[Region<'_>], at_once: &mut BTreeSet<usize>) {
+        let with_bytes = || regions.iter().enumerate().filter(|(_, r)| !r.bytes.is_empty());
+        let span = |r: &Region<'_>| Span { start: r.bytes.as_ptr().addr(), len: r.bytes.len() };
+        let spans: Vec<Span> = with_bytes().map(|(_, r)| span(r)).collect();
+        let places: Vec<usize> = with_bytes().map(|(n, _)| n).collect();
+        let purpose = if way == Way::Fork { Purpose::Fork } else { Purpose::Protect };
+        let judged = self.snapshots.copies.judged.unsuitable(&spans, purpose);
+        match &judged {
+            Ok(bad) => at_once.extend(bad.iter().map(|(n, _)| places[*n])),
+            // Nothing is known to be safe.
+            Err(_) => at_once.extend(&places),
+        }
+        if let Ok(bad) = judged
+            && let Some(&(n, why)) = bad.first()
+        {
+            let region = regions[places[n]].id;
+            self.snapshots.reason.get_or_insert(Reason::Unsuitable { region, why });
+        }
+    }
+
+    /// Copies all pieces behind the caller by the best way there is, or at once. `firsts`: where each region begins.
+    fn copy_behind(
+        &mut self,
+        mut way: Way,
+        begun: &Begun,
+        (pieces, firsts): (&[Piece], Vec<(usize, u64)>),
+        writer: &PoolWriter,
+    ) -> Result<Option<Copier>, Error> {
+        if let Way::Protect(faults) = way {
+            match self.protect(begun, (pieces, firsts), faults) {
+                Ok(thread) => {
+                    self.snapshots.by = match faults {
+                        Faults::All => CopiedBy::Userfaultfd,
+                        Faults::User => CopiedBy::UserfaultfdUserMode,
+                    };
+                    return Ok(Some(Copier::Thread(thread)));
+                }
+                Err(why) => {
+                    let auto = self.settings().text("cow") == "auto";
+                    way = if auto { Way::Fork } else { Way::AtOnce };
+                    self.snapshots.reason = Some(Reason::Failed(why));
+                }
+            }
+        }
+        if way == Way::Fork {
+            match self.fork_child(pieces, writer) {
+                Ok(child) => {
+                    self.snapshots.by = CopiedBy::Fork;
+                    return Ok(Some(Copier::Child(child)));
+                }
+                Err(why) => self.snapshots.reason = Some(Reason::Failed(why)),
+            }
+        }
+        for piece in pieces {
+            // SAFETY: pieces are parts of the caller's slices and of extents that are lent to this rank, which nobody
+            // else writes to; they do not overlap.
+            unsafe { stanchion_mem::copy::copy_out(piece.src, piece.dst, piece.len) };
+        }
+        self.snapshots.by = CopiedBy::AtOnce;
+        self.tell_why_not().map(|()| None)
+    }
+
+    /// A thread that copies all pieces behind write protection.
+    fn protect(
+        &mut self,
+        begun: &Begun,
+        (pieces, firsts): (&[Piece], Vec<(usize, u64)>),
+        faults: Faults,
+    ) -> Result<Copying, Error> {
+        let link = self.attach(CALL, true)?.into_descriptor(CALL)?;
+        let copied = copied()?;
+        // SAFETY: the sources are borrowed by our caller, so nobody changes them before this returns, and from then on
+        // writes wait; the destinations are extents that are lent to this rank, which nobody else writes to until the
+        // agent sees the thread's connection end. The thread needs nobody who may wait for it.
+        let snapshot = unsafe { Snapshot::begin_unchecked(pieces, USUAL_BLOCK, faults) }
+            .map_err(|cause| Error::Protect { cause })?;
+        let bytes_per_s = self.settings().number("cow_bytes_per_s");
+        Copying::start((begun.no, snapshot), (link, copied), bytes_per_s, firsts)
     }
 
     /// A child that copies all pieces and says so on a connection of its own.
     fn fork_child(&mut self, pieces: &[Piece], writer: &PoolWriter) -> Result<Forked, Error> {
-        let link = self.attach(CALL)?;
-        let copied = frame::encode(KIND_REQUEST, &Request::Copied, CLIENT_FRAME_BYTES_MAX)
-            .map_err(|cause| Error::Frame { verb: CALL, cause })?;
+        let link = self.attach(CALL, false)?;
+        let copied = copied()?;
         let fd = link.descriptor(CALL)?;
         let manner = Manner {
             ready: Some((fd.as_fd(), copied.as_slice())),
@@ -159,23 +345,31 @@ impl Client {
         child.map_err(|cause| Error::Fork { cause })
     }
 
-    /// Once: where there are no children a checkpoint takes as long as a copy.
-    fn tell_why_not(&mut self, why: &Error) -> Result<(), Error> {
-        if std::mem::replace(&mut self.children.told, true) {
+    /// Once: such a checkpoint takes as long as a copy, and nobody asked for that.
+    fn tell_why_not(&mut self) -> Result<(), Error> {
+        let asked = self.settings().text("cow") == "copy";
+        if asked || std::mem::replace(&mut self.snapshots.told, true) {
             return Ok(());
         }
-        let rank = self.identity().rank;
-        self.warn(&format!("rank {rank} copies its regions at once, without copy-on-write: {why}"))
+        let (rank, (_, why)) = (self.identity().rank, self.copied_by());
+        self.warn(&format!("rank {rank} does without copy-on-write: its regions are {why}"))
     }
 }
 
-fn within(span: &Span, at: usize) -> bool {
-    span.start <= at && at < span.end()
+/// What is said on the connection of a child or thread at the end.
+fn copied() -> Result<Vec<u8>, Error> {
+    frame::encode(KIND_REQUEST, &Request::Copied, CLIENT_FRAME_BYTES_MAX)
+        .map_err(|cause| Error::Frame { verb: CALL, cause })
 }
 
-/// # Safety
-/// As for [`stanchion_mem::copy::copy_out`].
-unsafe fn copy_piece(piece: &Piece) {
-    // SAFETY: as the caller promises.
-    unsafe { stanchion_mem::copy::copy_out(piece.src, piece.dst, piece.len) }
+/// Whose writes can be held up here, and what speaks against that, given the first region that others may write to.
+fn protection(undeclared: Option<u64>) -> (Result<Faults, Lacking>, Option<Reason>) {
+    let faults = probe();
+    let reason = match (faults, undeclared) {
+        (Ok(Faults::User), Some(region)) => Some(Reason::UserMode { region }),
+        // To register memory later counts as writing to it; what was before is not seen to be written.
+        (Ok(Faults::All), Some(region)) if pinned() => Some(Reason::Pinned { region }),
+        _ => None,
+    };
+    (faults, reason)
 }

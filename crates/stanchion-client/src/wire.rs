@@ -129,6 +129,11 @@ impl Link {
         self.fd.as_ref().ok_or(Error::Dead { verb })
     }
 
+    /// The same, for who uses it from now on.
+    pub(crate) fn into_descriptor(self, verb: &'static str) -> Result<OwnedFd, Error> {
+        self.fd.ok_or(Error::Dead { verb })
+    }
+
     /// Is it still good?
     pub(crate) fn alive(&self) -> bool {
         self.fd.is_some()

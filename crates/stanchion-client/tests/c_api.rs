@@ -22,7 +22,7 @@ const SOURCE: &str = concat!(
 #[test]
 fn header_source_and_library_agree() {
     let header = prototypes_of_header(HEADER, "stn_");
-    assert_eq!(header.len(), 31);
+    assert_eq!(header.len(), 33);
     assert_eq!(header, prototypes_of_rust(SOURCE, "stn_"));
     let names: Vec<_> = header.iter().map(|p| p.name.clone()).collect();
     assert_eq!(exports("stanchion"), names, "nothing else leaves the library");

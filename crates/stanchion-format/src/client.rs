@@ -253,12 +253,15 @@ pub enum Request {
         /// Its name.
         name: String,
     },
-    /// First on a further connection of a rank's process, in place of `Hello`: a child of that process will hold this
-    /// connection alone, and copy what the rank then declares by `Snapshot`. Answered `Ok`. The agent hangs up its
-    /// direction when the child is to stop; the child's end of the connection is its end.
+    /// First on a further connection of a rank's process, in place of `Hello`: a child of that process, or a thread of it,
+    /// will copy what the rank then declares by `Snapshot`. Answered `Ok`. The agent hangs up its direction when that is
+    /// to stop. A child holds this connection alone, and its end of it is its end; a thread ends the connection when it
+    /// writes no more.
     Attach {
-        /// Whose child.
+        /// Whose child or thread.
         rank: RankId,
+        /// It is a thread.
+        thread: bool,
     },
     /// On an attached connection: all is copied. Answered `Ok`, which the child need not wait for.
     Copied,

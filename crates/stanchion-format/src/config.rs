@@ -203,7 +203,18 @@ pub const SETTINGS: &[Setting] = &[
         "0",
         Unit::Bytes,
         Scope::Job,
-        "What each process that copies behind a rank (STN_COW) copies in a second, at most; 0: as much as it can.",
+        "What is copied behind each rank (STN_COW) in a second, at most, beside what the program waits for; 0: as much as \
+         can be. All must be copied within collective_timeout_ms.",
+    ),
+    row(
+        "cow",
+        None,
+        "auto",
+        Unit::Word(&["auto", "userfaultfd", "fork", "copy"]),
+        Scope::Live,
+        "How a checkpoint with STN_COW goes on behind the program: write protection (userfaultfd), a forked child, or not \
+         at all (copy). auto: userfaultfd where it also holds up the kernel's writes and no memory is pinned for a \
+         device, or if all regions are declared STN_REGION_NO_IO; otherwise fork.",
     ),
     row(
         "incremental_tracking",

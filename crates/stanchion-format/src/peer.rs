@@ -114,7 +114,7 @@ pub enum Cause {
     Malformed,
     /// The application dropped it.
     Dropped,
-    /// The process that copied a rank's memory ended before it had.
+    /// What copied a rank's memory, a process or a thread, ended before it had.
     ChildDied,
 }
 
@@ -589,7 +589,7 @@ impl std::fmt::Display for Cause {
             Cause::Malformed => write!(f, "it does not parse"),
             Cause::Dropped => write!(f, "the application dropped it"),
             Cause::ChildDied => {
-                write!(f, "the process that copied its memory ended before it had copied all")
+                write!(f, "what copied its memory ended before it had copied all")
             }
         }
     }

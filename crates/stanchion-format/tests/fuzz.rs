@@ -82,7 +82,7 @@ fn requests() -> Vec<Request> {
         Request::Collective { ask: Ask::Complete, own },
         Request::Wait { no: DatasetNo(1), level: Level::Protected, timeout_ms: 10 },
         Request::Warn { text: "text".into() },
-        Request::Attach { rank: RankId(1) },
+        Request::Attach { rank: RankId(1), thread: true },
         Request::Copied,
     ]
 }

@@ -35,7 +35,8 @@ const LEAST_PAGE: usize = 4096;
 
 /// How much is copied between two looks at whether it is still wanted, bytes.
 const STEP: usize = 4 << 20;
-/// Longest wait to be let go, milliseconds: nothing that a parent does in between takes as long.
+/// Longest wait to be let go, milliseconds. A parent may take longer, if another rank is slow; its child then only
+/// begins to copy, and takes cores from ranks that are still on their way.
 const HELD_MS_MAX: libc::c_int = 60_000;
 /// Longest pause between two steps, milliseconds.
 const PAUSE_MS_MAX: u64 = 60_000;

@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::mem::{MaybeUninit, size_of};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{Mode, OFlags};
@@ -105,7 +105,7 @@ const OP_NEW: Opcode = opcode::none(0xaa, 0x00);
 
 /// Whose faults a userfaultfd is to serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Faults {
+pub enum Faults {
     /// Those of user mode; to be had by everybody.
     User,
     /// Those of system calls too.
@@ -137,6 +137,11 @@ impl Uffd {
                 }
             }
         }
+    }
+
+    /// For poll(2): readable when there is a fault.
+    pub(crate) fn raw(&self) -> RawFd {
+        self.fd.as_raw_fd()
     }
 
     fn api(&self, api: &mut UffdioApi) -> Result<(), Errno> {
@@ -240,6 +245,7 @@ pub(crate) const SCAN_CHECK_WPASYNC: u64 = 1 << 1;
 pub(crate) const PAGE_IS_WRITTEN: u64 = 1 << 1;
 pub(crate) const PAGE_IS_PRESENT: u64 = 1 << 3;
 pub(crate) const PAGE_IS_SWAPPED: u64 = 1 << 4;
+const PAGE_IS_HUGE: u64 = 1 << 6;
 
 /// `struct page_region`.
 #[repr(C)]
@@ -325,6 +331,20 @@ impl Pagemap {
         Ok((vec.get(..n).unwrap_or_default(), arg.walk_end as usize))
     }
 
+    /// Whether these addresses are huge pages; kernels before 6.7 cannot tell.
+    pub(crate) fn is_huge(&self, start: usize, len: usize) -> bool {
+        let what = ScanArg {
+            category_mask: PAGE_IS_HUGE,
+            return_mask: PAGE_IS_HUGE,
+            ..ScanArg::default()
+        };
+        let mut vec = [PageRegion::default()];
+        let found = self.scan(what, start, start + len, &mut vec);
+        found.is_ok_and(|(found, _)| {
+            found.first().is_some_and(|r| (r.start, r.end) == (start as u64, (start + len) as u64))
+        })
+    }
+
     /// Whether every page from `start` on is write-protected, one page for each entry of `entries`.
     pub(crate) fn all_protected(&self, start: usize, page: usize, entries: &mut [u8]) -> bool {
         const UFFD_WP: u64 = 1 << 57;
@@ -332,6 +352,19 @@ impl Pagemap {
         self.file.read_exact_at(entries, offset).is_ok()
             && entries.as_chunks::<8>().0.iter().all(|e| u64::from_ne_bytes(*e) & UFFD_WP != 0)
     }
+}
+
+/// Whether pages of this process are pinned for a device, as memory that is registered with a network card is. Drivers
+/// tell the kernel (RDMA of all kinds, io_uring's registered buffers); where that cannot be read, it is yes.
+pub fn pinned() -> bool {
+    std::fs::read("/proc/self/status").map_or(true, |text| pinned_in(&text))
+}
+
+fn pinned_in(status: &[u8]) -> bool {
+    let line = status.split(|b| *b == b'\n').find_map(|l| l.strip_prefix(b"VmPin:"));
+    // A word that is no number is not 0 either.
+    let amount = line.and_then(|l| l.split(u8::is_ascii_whitespace).find(|w| !w.is_empty()));
+    amount.is_none_or(|w| w.iter().any(|b| *b != b'0'))
 }
 
 /// Bytes of a page.
@@ -373,4 +406,17 @@ pub(crate) fn read_self(pid: i32, src: *const u8, dst: *mut u8, len: usize) -> R
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_pinned_is_read_from_the_status() {
+        assert!(!pinned_in(b"Name:\tx\nVmLck:\t  12 kB\nVmPin:\t       0 kB\nVmHWM:\t 9 kB\n"));
+        assert!(pinned_in(b"VmLck:\t 0 kB\nVmPin:\t      104 kB\n"));
+        assert!(pinned_in(b"VmPin:\n") && pinned_in(b"VmLck:\t 0 kB\n") && pinned_in(b""));
+        assert!(!pinned(), "nothing here registers memory with a device");
+    }
 }

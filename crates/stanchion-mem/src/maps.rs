@@ -3,6 +3,7 @@
 use std::io::Read;
 
 use rustix::io::Errno;
+use rustix::mm::Advice;
 
 use crate::kernel::page_size;
 
@@ -78,12 +79,12 @@ struct Mapping {
 /// It reads /proc/self/smaps, for which the kernel looks at every page of the process: once at a
 /// checkpoint or, better, when regions are declared.
 pub fn unsuitable(regions: &[Span], purpose: Purpose) -> Result<Vec<(usize, Why)>, Errno> {
-    judge("/proc/self/smaps", regions, purpose)
+    Ok(judge(&read("/proc/self/smaps")?, regions, purpose))
 }
 
 /// The same without MADV_DONTFORK and MADV_WIPEONFORK, from /proc/self/maps, at a hundredth of the time.
 pub fn quickly_unsuitable(regions: &[Span], purpose: Purpose) -> Result<Vec<(usize, Why)>, Errno> {
-    judge("/proc/self/maps", regions, purpose)
+    Ok(judge(&read("/proc/self/maps")?, regions, purpose))
 }
 
 /// What was found of regions, for as long as they and the mappings they are in stay as they were.
@@ -94,12 +95,17 @@ pub fn quickly_unsuitable(regions: &[Span], purpose: Purpose) -> Result<Vec<(usi
 pub struct Judged {
     regions: Vec<Span>,
     maps: Vec<Mapping>,
-    bad: Vec<(usize, Why)>,
+    /// The same, with what takes long to find out.
+    full: Vec<Mapping>,
 }
 
 impl Judged {
-    /// As [`unsuitable`] for a fork, mostly at a hundredth of the time.
-    pub fn unsuitable(&mut self, regions: &[Span]) -> Result<Vec<(usize, Why)>, Errno> {
+    /// As [`unsuitable`], mostly at a hundredth of the time.
+    pub fn unsuitable(
+        &mut self,
+        regions: &[Span],
+        purpose: Purpose,
+    ) -> Result<Vec<(usize, Why)>, Errno> {
         let page = page_size();
         let mut spans: Vec<(usize, usize)> =
             regions.iter().map(|r| r.touched(page)).map(|r| (r.start, r.end())).collect();
@@ -117,10 +123,11 @@ impl Judged {
         maps.retain(of_regions);
         if self.regions != regions || self.maps != maps {
             self.forget();
-            self.bad = unsuitable(regions, Purpose::Fork)?;
+            self.full = read("/proc/self/smaps")?;
+            self.full.retain(of_regions);
             (self.regions, self.maps) = (regions.to_vec(), maps);
         }
-        Ok(self.bad.clone())
+        Ok(judge(&self.full, regions, purpose))
     }
 
     /// The next look is a full one.
@@ -129,11 +136,21 @@ impl Judged {
     }
 }
 
-fn judge(file: &str, regions: &[Span], purpose: Purpose) -> Result<Vec<(usize, Why)>, Errno> {
-    let maps = read(file)?;
+/// Asks for huge pages where `memory` has room and nothing was touched yet; nothing happens where there are none.
+pub fn want_huge_pages(memory: &mut Vec<u8>) {
     let page = page_size();
-    let each = regions.iter().map(|r| hindrance(&maps, r.touched(page), purpose));
-    Ok(each.enumerate().filter_map(|(i, why)| Some((i, why?))).collect())
+    let room = Span { start: memory.as_ptr().addr(), len: memory.capacity() }.pages(page);
+    if room.len > 0 {
+        let at = memory.as_mut_ptr().wrapping_add(room.start - memory.as_ptr().addr());
+        // SAFETY: whole pages of what the vector has allocated; it changes no content.
+        let _ = unsafe { rustix::mm::madvise(at.cast(), room.len, Advice::LinuxHugepage) };
+    }
+}
+
+fn judge(maps: &[Mapping], regions: &[Span], purpose: Purpose) -> Vec<(usize, Why)> {
+    let page = page_size();
+    let each = regions.iter().map(|r| hindrance(maps, r.touched(page), purpose));
+    each.enumerate().filter_map(|(i, why)| Some((i, why?))).collect()
 }
 
 fn read(file: &str) -> Result<Vec<Mapping>, Errno> {

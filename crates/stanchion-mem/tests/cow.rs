@@ -10,7 +10,9 @@ use common::{Map, PAGE, as_everybody, in_child};
 use proptest::prelude::*;
 use rustix::io::Errno;
 use stanchion_mem::copy::Piece;
-use stanchion_mem::cow::{Copied, CowError, Lacking, MIN_BLOCK, Snapshot, probe};
+use stanchion_mem::cow::{
+    Copied, CowError, Faults, Lacking, MIN_BLOCK, Manner, Reins, Snapshot, probe,
+};
 use stanchion_mem::maps::Why;
 use stanchion_mem::track::{Changes, Method, Reason, RegionId, Run, Tracker, Wanted};
 
@@ -20,7 +22,7 @@ fn piece(src: &Map, dst: &Map) -> Piece {
 
 fn begin(pieces: &[Piece]) -> Result<Snapshot, CowError> {
     // SAFETY: nobody else writes yet, and the destinations are the test's own.
-    unsafe { Snapshot::begin(pieces, MIN_BLOCK) }
+    unsafe { Snapshot::begin(pieces, MIN_BLOCK, Faults::All) }
 }
 
 /// In a child, with a source filled with pattern 1 and a destination; not where it may not be done.
@@ -41,12 +43,12 @@ fn the_probe_tells_what_may_be_done() {
     as_everybody(|| {
         // SAFETY: a plain system call.
         if unsafe { libc::geteuid() } == 0 {
-            assert_eq!(probe(), Ok(()));
+            assert_eq!(probe(), Ok(Faults::All));
             return;
         }
         let sysctl = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap();
         if sysctl.trim() == "0" {
-            assert_eq!(probe(), Err(Lacking::UserModeOnly));
+            assert_eq!(probe(), Ok(Faults::User));
             let (src, dst) = (Map::private(PAGE), Map::shared(PAGE));
             let refused = begin(&[piece(&src, &dst)]).err();
             assert_eq!(refused, Some(CowError::Lacking(Lacking::UserModeOnly)));
@@ -167,7 +169,8 @@ fn wrong_uses_are_errors() {
     with_maps(64, |src, dst| {
         let p = piece(src, dst);
         // SAFETY: nobody else writes.
-        assert!(matches!(unsafe { Snapshot::begin(&[p], 4096) }, Err(CowError::Block(4096))));
+        let refused = unsafe { Snapshot::begin(&[p], 4096, Faults::All) };
+        assert!(matches!(refused, Err(CowError::Block(4096))));
         assert_eq!(begin(&[p, p]).err(), Some(CowError::Overlap(1)));
         let shared = Piece { src: dst.at, dst: src.at, len: PAGE };
         let why = Why::Shared;
@@ -353,4 +356,134 @@ proptest! {
             assert!(dst.has(1, dst.len));
         });
     }
+}
+
+// What an ordinary user has: instructions wait, a system call that writes fails. So never where there are any.
+#[test]
+fn in_user_mode_only_instructions_wait() {
+    as_everybody(|| {
+        let (src, dst) = (Map::private(64 * PAGE), Map::shared(64 * PAGE));
+        src.fill(1);
+        // SAFETY: nobody else writes yet, and the destination is the test's own.
+        let begun = unsafe { Snapshot::begin(&[piece(&src, &dst)], MIN_BLOCK, Faults::User) };
+        let Ok(snapshot) = begun else {
+            assert!(matches!(begun, Err(CowError::Lacking(_))), "{begun:?}");
+            println!("skipped: {begun:?}");
+            return;
+        };
+        let zero = std::fs::File::open("/dev/zero").unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&zero);
+        // SAFETY: into the test's own mapping.
+        let n = unsafe { libc::read(fd, src.ptr(0).cast(), PAGE) };
+        let errno = std::io::Error::last_os_error().raw_os_error();
+        assert_eq!((n, errno), (-1, Some(libc::EFAULT)));
+        thread::scope(|s| {
+            s.spawn(|| src.fill(2));
+            snapshot.run().unwrap();
+        });
+        assert!(dst.has(1, dst.len) && src.has(2, src.len));
+    });
+}
+
+#[test]
+fn held_it_serves_who_waits_and_no_more() {
+    with_maps(256, |src, dst| {
+        let snapshot = begin(&[piece(src, dst)]).unwrap();
+        let reins = Reins::held().unwrap();
+        let manner = Manner { reins: Some(&reins), ..Manner::default() };
+        thread::scope(|s| {
+            let copier = s.spawn(|| snapshot.run_as(manner));
+            // Served, or this would not end.
+            src.set(40 * PAGE, 0xee);
+            let block = MIN_BLOCK / PAGE;
+            let at = 40 / block * block * PAGE;
+            assert!(dst.bytes(at, MIN_BLOCK).iter().any(|b| *b != 0));
+            assert!(dst.bytes(0, MIN_BLOCK).iter().all(|b| *b == 0), "nobody waited for it");
+            reins.go();
+            let copied = copier.join().unwrap().unwrap();
+            assert_eq!(copied.faults, 1);
+        });
+        assert!(dst.has(1, dst.len) && src.get(40 * PAGE) == 0xee);
+    });
+}
+
+#[test]
+fn paced_it_is_hurried_or_stopped() {
+    for whole in [true, false] {
+        with_maps(256, |src, dst| {
+            let snapshot = begin(&[piece(src, dst)]).unwrap();
+            let reins = Reins::held().unwrap();
+            reins.go();
+            // Of all but the first block it would take hours.
+            let manner = Manner { reins: Some(&reins), bytes_per_s: 1, ..Manner::default() };
+            let copied = thread::scope(|s| {
+                let copier = s.spawn(|| snapshot.run_as(manner));
+                src.set(200 * PAGE, 0xee);
+                if whole {
+                    reins.hurry()
+                } else {
+                    reins.stop()
+                }
+                copier.join().unwrap()
+            });
+            match copied {
+                Ok(_) => assert!(whole && dst.has(1, dst.len)),
+                Err(e) => assert!(!whole && e == CowError::Stopped, "{e}"),
+            }
+            // Nothing is protected any more.
+            src.fill(2);
+        });
+    }
+}
+
+#[test]
+fn who_hangs_up_stops_it() {
+    with_maps(256, |src, dst| {
+        let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
+        let snapshot = begin(&[piece(src, dst)]).unwrap();
+        there.shutdown(std::net::Shutdown::Write).unwrap();
+        let link = Some(std::os::fd::AsFd::as_fd(&here));
+        let stopped = snapshot.run_as(Manner { link, ..Manner::default() });
+        assert_eq!(stopped, Err(CowError::Stopped));
+        src.fill(2);
+    });
+}
+
+/// Kilobytes of huge pages that a mapping has.
+fn huge_kb(map: &Map) -> usize {
+    let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let (start, end) = (map.at.addr(), map.at.addr() + map.len);
+    let mut inside = false;
+    let mut sum = 0;
+    for line in text.lines() {
+        let first = line.split('-').next().and_then(|a| usize::from_str_radix(a, 16).ok());
+        if let Some(at) = first.filter(|_| line.contains("-") && line.contains(":")) {
+            inside = (start..end).contains(&at);
+        } else if let Some(kb) = line.strip_prefix("AnonHugePages:").filter(|_| inside) {
+            sum += kb.trim().trim_end_matches(" kB").parse::<usize>().unwrap();
+        }
+    }
+    sum
+}
+
+// To free a part of a huge page would split it, and make the next snapshot as slow as one of small pages.
+#[test]
+fn huge_pages_are_copied_in_one_and_stay() {
+    const HUGE: usize = 512;
+    with_maps(8 * HUGE, |_, dst| {
+        let src = Map::private(8 * HUGE * PAGE);
+        src.advise(0, src.len, libc::MADV_HUGEPAGE);
+        src.fill(1);
+        let before = huge_kb(&src);
+        let snapshot = begin(&[piece(&src, dst)]).unwrap();
+        thread::scope(|s| {
+            s.spawn(|| (0..8 * HUGE).rev().for_each(|p| src.set(p * PAGE, 0xee)));
+            snapshot.run().unwrap();
+        });
+        assert!(dst.has(1, dst.len));
+        if before == 0 {
+            println!("skipped in part: no huge pages here");
+        }
+        assert_eq!(huge_kb(&src), before);
+    });
 }

@@ -209,11 +209,11 @@ fn regions_are_judged_again_when_their_mappings_change() {
     let memory = Map::private(8 * PAGE);
     let spans = [Span { start: memory.at.addr(), len: memory.len }];
     let mut judged = stanchion_mem::maps::Judged::default();
-    assert_eq!(judged.unsuitable(&spans), Ok(Vec::new()));
+    assert_eq!(judged.unsuitable(&spans, Purpose::Fork), Ok(Vec::new()));
     memory.advise(2 * PAGE, PAGE, libc::MADV_DONTFORK);
-    assert_eq!(judged.unsuitable(&spans), Ok(vec![(0, Why::NotForked)]));
+    assert_eq!(judged.unsuitable(&spans, Purpose::Fork), Ok(vec![(0, Why::NotForked)]));
     let part = [Span { start: memory.at.addr() + 4 * PAGE, len: 4 * PAGE }];
-    assert_eq!(judged.unsuitable(&part), Ok(Vec::new()));
+    assert_eq!(judged.unsuitable(&part, Purpose::Fork), Ok(Vec::new()));
     memory.advise(2 * PAGE, PAGE, libc::MADV_DOFORK);
-    assert_eq!(judged.unsuitable(&spans), Ok(Vec::new()));
+    assert_eq!(judged.unsuitable(&spans, Purpose::Fork), Ok(Vec::new()));
 }

@@ -49,7 +49,7 @@ impl World {
         let pieces = pieces.into();
         self.children.insert(conn, Child { app, rank, agent, pieces, life: Life::Attaching });
         let delay = 10 + self.rng.below(500);
-        let request = Request::Attach { rank: RankId(rank as u32) };
+        let request = Request::Attach { rank: RankId(rank as u32), thread: false };
         self.push(delay, Event::Request(agent, conn, Box::new(request)));
     }
 

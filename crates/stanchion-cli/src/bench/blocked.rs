@@ -9,7 +9,7 @@ use crate::exit::{Exit, Failed, OrExit};
 use anyhow::{Context, anyhow};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use stanchion::{Client, FLAG_CHECKPOINT, Level, Options, Region};
+use stanchion::{Client, CopiedBy, FLAG_CHECKPOINT, Level, Options, Region};
 use stanchion_mem::Extent;
 use std::fs::File;
 use std::io::Write;
@@ -30,6 +30,8 @@ const COW_GOAL: f64 = 0.15;
 const REWRITTEN: [(usize, &str); 2] = [(10, "10 %"), (1, "100 %")];
 /// Of so many pages one changes between two incremental checkpoints.
 const CHANGED_IN: u64 = 10;
+/// Values of the setting `cow` that go on behind the program.
+const WAYS: [&str; 2] = ["userfaultfd", "fork"];
 /// For the background's work to end between two measurements, milliseconds.
 const SETTLE_MS: u64 = 120_000;
 
@@ -46,10 +48,20 @@ struct Times {
     incremental: Vec<f64>,
     /// What these copied, of their size.
     stored: Vec<f64>,
-    /// Copy-on-write.
-    cow: Vec<f64>,
-    /// For each of [`REWRITTEN`]: rewriting without a checkpoint under way, and right behind one.
+    /// Beside copy-on-write: checkpoints from the pool, and for each of [`REWRITTEN`] rewriting without a checkpoint
+    /// under way.
+    cow_pool: Vec<f64>,
     alone: [Vec<f64>; 2],
+    cows: Vec<CowTimes>,
+}
+
+/// Copy-on-write in one of [`WAYS`].
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct CowTimes {
+    /// By what it was.
+    by: String,
+    blocked: Vec<f64>,
+    /// For each of [`REWRITTEN`]: rewriting right behind a checkpoint, whole pages.
     behind: [Vec<f64>; 2],
 }
 
@@ -62,21 +74,38 @@ pub(super) fn run(args: &BlockedArgs) -> Result<Exit, Failed> {
     let mut scratch = Scratch(Vec::new());
     let disk = scratch.add(&args.disk, "blocked").or_exit(Exit::Storage)?;
     let tmpfs = scratch.add(Path::new("/dev/shm"), "blocked").or_exit(Exit::Storage)?;
-    let times = job(args, (&disk, &tmpfs), &[])?;
-    let hashed = job(args, (&disk, &tmpfs), &["incremental_tracking=hash"])?;
+    let times = job(args, (&disk, &tmpfs), Part::All, &[])?;
+    let hashed = job(args, (&disk, &tmpfs), Part::Incremental, &["incremental_tracking=hash"])?;
+    let huge = job(args, (&disk, &tmpfs), Part::Huge, &[])?;
     let setup = json!({"ranks": args.ranks, "mb": args.mb, "repeats": args.repeats});
     let mut rows = rows(args, &times);
     let pool = spread(&slowest(&times, |t| &t.pool)[1..]).median;
-    rows.extend(cow(&times, pool));
+    for n in 0..times.iter().map(|t| t.cows.len()).min().unwrap_or(0) {
+        rows.extend(cow(&times, n, ""));
+    }
+    for n in 0..huge.iter().map(|t| t.cows.len()).min().unwrap_or(0) {
+        rows.extend(cow(&huge, n, ", huge pages"));
+    }
     rows.extend(incremental("kernel", &times, pool, true));
     rows.extend(incremental("hashes", &hashed, pool, false));
     report("blocked", (args.json, args.check), setup, &rows)
 }
 
-/// One job; with settings, only its incremental part.
+/// What a job measures.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    All,
+    /// Incremental checkpoints alone.
+    Incremental,
+    /// Copy-on-write alone, of memory in huge pages.
+    Huge,
+}
+
+/// One job.
 fn job(
     args: &BlockedArgs,
     (disk, tmpfs): (&Path, &Path),
+    part: Part,
     settings: &[&str],
 ) -> Result<Vec<Times>, Failed> {
     let me = std::env::current_exe()?;
@@ -93,9 +122,11 @@ fn job(
         command.args([name.to_owned(), value.to_string()]);
     }
     command.arg("--disk").arg(disk).arg("--tmpfs").arg(tmpfs);
-    if !settings.is_empty() {
-        command.arg("--incremental-only");
-    }
+    command.args(match part {
+        Part::All => &[][..],
+        Part::Incremental => &["--incremental-only"],
+        Part::Huge => &["--huge-only"],
+    });
     let log = disk.join("log");
     let to = File::create(&log)?;
     command.stdin(Stdio::null()).stdout(to.try_clone()?).stderr(to);
@@ -138,9 +169,11 @@ fn incremental(how: &str, times: &[Times], pool: f64, goals: bool) -> Vec<Row> {
     ]
 }
 
-fn cow(times: &[Times], pool: f64) -> Vec<Row> {
-    let s = spread(&slowest(times, |t| &t.cow));
-    let name = |what: &str| format!("checkpoint, copy-on-write: {what}");
+fn cow(times: &[Times], way: usize, pages: &str) -> Vec<Row> {
+    let by = &times[0].cows[way].by;
+    let s = spread(&slowest(times, |t| &t.cows[way].blocked));
+    let pool = spread(&slowest(times, |t| &t.cow_pool)).median;
+    let name = |what: &str| format!("copy-on-write by {by}{pages}: {what}");
     let mut rows = vec![
         fact(name("blocked, median"), s.median, "s"),
         fact(name("blocked, least"), s.min, "s"),
@@ -155,10 +188,10 @@ fn cow(times: &[Times], pool: f64) -> Vec<Row> {
     ];
     for (n, (_, share)) in REWRITTEN.iter().enumerate() {
         let alone = spread(&slowest(times, |t| &t.alone[n])).median;
-        let behind = spread(&slowest(times, |t| &t.behind[n])).median;
-        let name = |what: &str| format!("rewriting {share} of the memory at once: {what}");
+        let behind = spread(&slowest(times, |t| &t.cows[way].behind[n])).median;
+        let name = |what: &str| name(&format!("rewriting {share} at once: {what}"));
         rows.push(fact(name("alone"), alone, "s"));
-        rows.push(fact(name("behind a copy-on-write checkpoint"), behind, "s"));
+        rows.push(fact(name("behind the checkpoint"), behind, "s"));
         rows.push(fact(name("lost"), behind - alone, "s"));
     }
     rows
@@ -228,6 +261,9 @@ pub(super) fn ranks(args: &BlockedRankArgs) -> Result<Exit, Failed> {
         if args.incremental_only {
             command.arg("--incremental-only");
         }
+        if args.huge_only {
+            command.arg("--huge-only");
+        }
         children.push(command.spawn().context("a rank cannot be started")?);
     }
     let mut failed = false;
@@ -253,7 +289,11 @@ fn timed(f: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<f64> {
 
 fn measure(args: &BlockedRankArgs) -> anyhow::Result<Times> {
     let bytes = usize::try_from(args.mb << 20)?;
-    let mut state = vec![0u8; bytes];
+    let mut state = Vec::with_capacity(bytes);
+    if args.huge_only {
+        stanchion_mem::maps::want_huge_pages(&mut state);
+    }
+    state.resize(bytes, 0u8);
     for (n, b) in state.iter_mut().enumerate() {
         *b = (n >> 3) as u8 ^ args.rank as u8;
     }
@@ -266,11 +306,15 @@ fn measure(args: &BlockedRankArgs) -> anyhow::Result<Times> {
     warm.mapping().write(0, &state);
     client.barrier()?;
     times.protect = timed(|| Ok(client.expect(0, bytes as u64)?))?;
-    if !args.incremental_only {
+    if !args.incremental_only && !args.huge_only {
         rounds(args, &mut client, &mut times, &mut state, &warm)?;
+    }
+    if !args.incremental_only {
         cows(args, &mut client, &mut times, &mut state)?;
     }
-    increments(args, &mut client, &mut times, &mut state)?;
+    if !args.huge_only {
+        increments(args, &mut client, &mut times, &mut state)?;
+    }
     client.finalize()?;
     Ok(times)
 }
@@ -317,38 +361,83 @@ fn rewrite(state: &mut [u8], one_in: usize) {
     }
 }
 
-/// Checkpoints that children copy, and what the program loses when it goes on at once.
+/// Checkpoints that are copied behind, in each way that this machine has, and what the program loses when it goes on at
+/// once.
 fn cows(
     args: &BlockedRankArgs,
     client: &mut Client,
     times: &mut Times,
     state: &mut [u8],
 ) -> anyhow::Result<()> {
-    for _ in 0..args.repeats {
-        for (n, (one_in, _)) in REWRITTEN.into_iter().enumerate() {
-            client.barrier()?;
-            times.alone[n].push(timed(|| {
-                rewrite(state, one_in);
-                Ok(())
-            })?);
-            client.barrier()?;
-            let mut begun = None;
-            times.cow.push(timed(|| {
-                let regions = [Region { id: 1, bytes: state }];
-                begun = Some(client.checkpoint_cow("", FLAG_CHECKPOINT, &regions)?);
-                Ok(())
-            })?);
-            // Who is back first must not take cores from who is not, as it does not in the other modes either.
-            client.barrier()?;
-            times.behind[n].push(timed(|| {
-                rewrite(state, one_in);
-                Ok(())
-            })?);
-            let no = begun.context("it was just begun")?.no;
-            client.wait(no, Level::Protected, SETTLE_MS)?;
+    // As an ordinary user has userfaultfd: nobody but this program writes to it.
+    client.declare_no_io(1, true);
+    // One after the other: what a fork leaves shared the kernel splits into small pages.
+    for way in WAYS {
+        client.set("cow", way)?;
+        let mut cow = CowTimes::default();
+        let by = cow_once(client, &mut CowTimes::default(), state, 0)?;
+        if by == CopiedBy::AtOnce {
+            continue;
         }
+        cow.by = client.copied_by().1;
+        // Why it was not by something else is known here.
+        cow.by.truncate(cow.by.find(':').unwrap_or(cow.by.len()));
+        for _ in 0..args.repeats {
+            for n in 0..REWRITTEN.len() {
+                beside(client, times, state, n)?;
+                cow_once(client, &mut cow, state, n)?;
+            }
+        }
+        times.cows.push(cow);
     }
-    Ok(())
+    Ok(client.set("cow", "")?)
+}
+
+/// What to compare with.
+fn beside(
+    client: &mut Client,
+    times: &mut Times,
+    state: &mut [u8],
+    n: usize,
+) -> anyhow::Result<()> {
+    client.barrier()?;
+    times.alone[n].push(timed(|| {
+        rewrite(state, REWRITTEN[n].0);
+        Ok(())
+    })?);
+    client.barrier()?;
+    let mut begun = None;
+    times.cow_pool.push(timed(|| {
+        let regions = [Region { id: 1, bytes: state }];
+        begun = Some(client.checkpoint("", FLAG_CHECKPOINT, &regions)?);
+        Ok(())
+    })?);
+    let no = begun.context("it was just begun")?.no;
+    Ok(client.wait(no, Level::Protected, SETTLE_MS)?)
+}
+
+fn cow_once(
+    client: &mut Client,
+    times: &mut CowTimes,
+    state: &mut [u8],
+    n: usize,
+) -> anyhow::Result<CopiedBy> {
+    client.barrier()?;
+    let mut begun = None;
+    times.blocked.push(timed(|| {
+        let regions = [Region { id: 1, bytes: state }];
+        begun = Some(client.checkpoint_cow("", FLAG_CHECKPOINT, &regions)?);
+        Ok(())
+    })?);
+    // Who is back first must not take cores from who is not, as it does not in the other modes either.
+    client.barrier()?;
+    times.behind[n].push(timed(|| {
+        rewrite(state, REWRITTEN[n].0);
+        Ok(())
+    })?);
+    let no = begun.context("it was just begun")?.no;
+    client.wait(no, Level::Protected, SETTLE_MS)?;
+    Ok(client.copied_by().0)
 }
 
 fn rounds(

@@ -10,6 +10,8 @@ use std::ffi::{c_char, c_int, c_void};
 
 /// `STN_INCREMENTAL`.
 const INCREMENTAL: u32 = 1 << 17;
+/// `STN_REGION_NO_IO`.
+const REGION_NO_IO: u32 = 1;
 /// `STN_COW`.
 const COW: u32 = 1 << 16;
 
@@ -38,8 +40,12 @@ pub unsafe extern "C" fn stn_protect(
         if regions.len() >= REGIONS_MAX && !regions.contains_key(&region_id) {
             return refuse("a rank may protect 65536 regions, not more");
         }
-        let old = regions.insert(region_id, (start.cast(), bytes)).map_or(0, |(_, bytes)| bytes);
-        c.expect(old as u64, bytes as u64)
+        let old = regions.insert(region_id, (start.cast(), bytes));
+        if old.is_some_and(|old| old != (start.cast(), bytes)) {
+            // Where it was may be unmapped next.
+            c.settle();
+        }
+        c.expect(old.map_or(0, |(_, bytes)| bytes) as u64, bytes as u64)
     };
     // SAFETY: as the caller promises.
     unsafe { call_with_regions(ctx, protect) }
@@ -53,11 +59,53 @@ pub unsafe extern "C" fn stn_protect(
 pub unsafe extern "C" fn stn_unprotect(ctx: *mut stn_ctx, region_id: u64) -> c_int {
     let unprotect = |c: &mut crate::Client, regions: &mut Regions| match regions.remove(&region_id)
     {
-        Some((_, bytes)) => c.expect(bytes as u64, 0),
+        Some((_, bytes)) => {
+            c.settle();
+            c.declare_no_io(region_id, false);
+            c.expect(bytes as u64, 0)
+        }
         None => Err(Error::NoRegion { call: "unprotect", id: region_id }),
     };
     // SAFETY: as the caller promises.
     unsafe { call_with_regions(ctx, unprotect) }
+}
+
+/// See `stanchion.h`.
+///
+/// # Safety
+/// `ctx` is NULL or a context.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stn_advise(ctx: *mut stn_ctx, region_id: u64, advice: u32) -> c_int {
+    const CALL: &str = "advise";
+    let advise = |c: &mut crate::Client, regions: &mut Regions| {
+        if advice & !REGION_NO_IO != 0 {
+            return Err(Error::Argument { call: CALL, what: "unknown bits in advice" });
+        }
+        if !regions.contains_key(&region_id) {
+            return Err(Error::NoRegion { call: CALL, id: region_id });
+        }
+        c.declare_no_io(region_id, advice & REGION_NO_IO != 0);
+        Ok(())
+    };
+    // SAFETY: as the caller promises.
+    unsafe { call_with_regions(ctx, advise) }
+}
+
+/// See `stanchion.h`.
+///
+/// # Safety
+/// `ctx` is NULL or a context; `buf` has room for `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stn_cow_text(ctx: *mut stn_ctx, buf: *mut c_char, len: usize) -> c_int {
+    // SAFETY: as the caller promises.
+    unsafe {
+        copy_out("", buf, len);
+        call(ctx, |c| {
+            check_out("cow_text", buf)?;
+            copy_out(&c.copied_by().1, buf, len);
+            Ok(())
+        })
+    }
 }
 
 /// See `stanchion.h`.

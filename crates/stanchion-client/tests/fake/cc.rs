@@ -62,6 +62,8 @@ pub fn compile_with(
 /// Runs a program with nothing of ours in its environment but `variables`.
 pub fn run(program: &Path, arguments: &[&str], variables: &[(&str, &str)], cwd: &Path) -> Output {
     let mut command = Command::new(program);
+    // Cargo's may lead to a library of an earlier build; the program knows its own.
+    command.env_remove("LD_LIBRARY_PATH");
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
         if ["STANCHION_", "SCR_", "PMI", "OMPI_", "SLURM_"].iter().any(|p| name.starts_with(p)) {

@@ -10,8 +10,8 @@ use stanchion_format::manifest::FileDecl;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -206,7 +206,7 @@ impl Fake {
     /// `prepare`s the model; `script` may reply in its place, given how many requests came before.
     pub fn with(
         prepare: impl FnOnce(&mut Model),
-        mut script: impl FnMut(usize, &Request) -> Option<Reply> + Send + 'static,
+        script: impl FnMut(usize, &Request) -> Option<Reply> + Send + 'static,
     ) -> Fake {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("agent")).unwrap();
@@ -215,14 +215,20 @@ impl Fake {
         prepare(&mut model);
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
-            let mut requests = Vec::new();
+            let mind = Arc::new(Mutex::new(Mind { model, script, requests: Vec::new() }));
+            let mut served = Vec::new();
             loop {
                 let (stream, _) = listener.accept().unwrap();
                 if stopped.load(Ordering::SeqCst) {
-                    return (model, requests);
+                    break;
                 }
-                serve(stream, &mut model, &mut script, &mut requests);
+                let mind = mind.clone();
+                served.push(std::thread::spawn(move || serve(stream, &mind)));
             }
+            served.into_iter().for_each(|s| s.join().unwrap());
+            let mind = Arc::into_inner(mind).expect("all connections have ended");
+            let mind = mind.into_inner().unwrap();
+            (mind.model, mind.requests)
         });
         Fake { dir, stop, thread: Some(thread) }
     }
@@ -263,19 +269,31 @@ impl Drop for Fake {
     }
 }
 
-fn serve(
+/// What all connections share.
+struct Mind<S> {
+    model: Model,
+    script: S,
+    requests: Vec<Request>,
+}
+
+impl<S: FnMut(usize, &Request) -> Option<Reply>> Mind<S> {
+    fn reply(&mut self, request: Request) -> Reply {
+        let reply = (self.script)(self.requests.len(), &request);
+        let reply = reply.unwrap_or_else(|| Reply::Answer(self.model.answer(&request)));
+        self.requests.push(request);
+        reply
+    }
+}
+
+fn serve<S: FnMut(usize, &Request) -> Option<Reply>>(
     mut stream: UnixStream,
-    model: &mut Model,
-    script: &mut impl FnMut(usize, &Request) -> Option<Reply>,
-    requests: &mut Vec<Request>,
+    mind: &Mutex<Mind<S>>,
 ) {
     loop {
         let Ok((kind, body)) = frame::read_raw(&mut stream, CLIENT_FRAME_BYTES_MAX) else { return };
         assert_eq!(kind, KIND_REQUEST);
         let request: Request = frame::decode(&body).expect("requests are well-formed");
-        let reply = script(requests.len(), &request);
-        let reply = reply.unwrap_or_else(|| Reply::Answer(model.answer(&request)));
-        requests.push(request);
+        let reply = mind.lock().unwrap().reply(request);
         let sent = match reply {
             Reply::Answer(answer) => stream.write_all(&sealed(&answer)),
             Reply::Raw(bytes) => stream.write_all(&bytes),

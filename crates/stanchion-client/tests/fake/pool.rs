@@ -58,10 +58,20 @@ impl Pool {
 
     /// An agent with this pool.
     pub fn fake(&self) -> Fake {
+        self.scripted(|_| None)
+    }
+
+    /// The same, which replies otherwise where `script` does.
+    pub fn scripted(
+        &self,
+        mut script: impl FnMut(&Request) -> Option<Reply> + Send + 'static,
+    ) -> Fake {
         let pool = self.clone();
         let chunk = self.0.lock().unwrap().chunk.to_string();
         let prepare = |m: &mut crate::fake::Model| m.settings = vec![("chunk_bytes".into(), chunk)];
-        Fake::with(prepare, move |_, request| pool.0.lock().unwrap().reply(request))
+        Fake::with(prepare, move |_, request| {
+            script(request).or_else(|| pool.0.lock().unwrap().reply(request))
+        })
     }
 
     /// What each lend asked for.
@@ -116,7 +126,7 @@ impl Inside {
         match request {
             Request::Lend { bytes, .. } => Some(self.lend(*bytes)),
             Request::OpenMemory { path, from } => Some(self.open(path, *from)),
-            Request::Collective { ask: Ask::Complete, own } => {
+            Request::Collective { ask: Ask::Complete | Ask::Snapshot, own } => {
                 self.complete(own);
                 None
             }

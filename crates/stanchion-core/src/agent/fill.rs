@@ -2,7 +2,8 @@
 //!
 //! A child is a connection: attached before it is forked, bound to a dataset when its rank asks for the snapshot, over
 //! when the connection is gone, and with it the child and all it had mapped. Until then nobody else gets what it may
-//! write to, whatever becomes of its rank and of the dataset.
+//! write to, whatever becomes of its rank and of the dataset. A thread of the rank that copies is a child here: its
+//! connection is gone when it has written its last.
 
 use super::{Agent, Phase, TaskFor};
 use crate::api::{AgentAction, ConnId, Millis, TaskResult, Work};

@@ -200,7 +200,7 @@ impl Agent {
             Request::Hello { rank, size, settings, .. } => {
                 self.on_hello(conn, rank, size, settings)
             }
-            Request::Attach { rank } => self.on_attach(conn, rank),
+            Request::Attach { rank, .. } => self.on_attach(conn, rank),
             request if self.fill.is_child(conn) => self.on_child_request(conn, request),
             request if !self.ranks.by_conn.contains_key(&conn) => {
                 let _ = request;
