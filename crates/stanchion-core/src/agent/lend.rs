@@ -52,7 +52,7 @@ impl Agent {
         let kept = self.settings().number("cache_datasets");
         let sets = if self.cfg.stores { 2 } else { kept.saturating_add(1) };
         let deadline = self.now.mono.after(self.settings().number("pool_ready_ms"));
-        let wishes = self.pool.reserve(conn, bytes.saturating_mul(sets), deadline, self.now.mono);
+        let wishes = self.pool.reserve(conn, (bytes, sets), deadline, self.now.mono);
         self.pool_do(wishes);
     }
 
