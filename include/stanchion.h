@@ -235,8 +235,9 @@ int stn_cow_text(stn_ctx *ctx, char *buf, size_t buf_len);
  * stn_begin and stn_complete. Disabled: does nothing.
  *
  * With STN_INCREMENTAL only pages that changed since the last checkpoint with that
- * flag are copied; the first one, one after a restart or a dropped dataset, and
- * every incremental_max-th are full. Each can be restarted from like any other.
+ * flag are copied; the first one, one after a restart or a dropped dataset, one of
+ * which more than half changed, and one after incremental_max increments, or as many
+ * as nearly add up to a full one, are full. Each can be restarted from like any other.
  * No other thread may write to the regions during the call; memory that a device
  * writes to behind the kernel's back (RDMA) needs incremental_tracking = hash.
  *

@@ -13,6 +13,10 @@ use stanchion_mem::track::{Changes, Mark, RegionId, Run, SliceTracker, Wanted};
 /// Hash blocks are pages: what the kernel tells by.
 const HASH_BLOCK: usize = 4096;
 
+/// Of the last extent that an increment takes, half is unused: of such as the agent reserves for increments, so much of a
+/// full dataset.
+const UNUSED_PART: u64 = 128;
+
 /// By what to tell the tracker that a dataset is committed.
 type Marks = Vec<(RegionId, Mark)>;
 
@@ -31,7 +35,7 @@ struct Base {
     key: Key,
     path: String,
     placed: Vec<RegionAt>,
-    /// Copied since and with the last full dataset, bytes.
+    /// Copied since the last full dataset, bytes.
     copied: u64,
     /// Datasets since then.
     count: u64,
@@ -54,9 +58,9 @@ impl Increment {
 
 impl Client {
     /// As [`Client::checkpoint`], but only what changed since the last dataset of this kind is copied. Full: the first
-    /// one, the first after a restart, after a dataset that was dropped, after `incremental_max` others or as many
-    /// copied bytes as a full one has, and where regions were added, removed or resized. Every dataset can be restarted
-    /// from, and deleted, like any other. Collective.
+    /// one, the first after a restart, after a dataset that was dropped, after `incremental_max` others or
+    /// nearly as many copied bytes as a full one has, where most of it changed, and where regions were added, removed or
+    /// resized. Every dataset can be restarted from, and deleted, like any other. Collective.
     pub fn checkpoint_incremental(
         &mut self,
         dataset: &str,
@@ -96,22 +100,22 @@ impl Client {
         let changed = self.shareable(regions, &placed, &changes);
         let path = self.regions_path(dataset);
         let key = self.writing_key()?;
-        let (count, before) = match (&changed, &self.increment.base) {
-            (Some(_), Some(base)) => (base.count + 1, base.copied),
-            _ => (0, 0),
-        };
-        let put = match changed {
-            Some(runs) => self.pool_changes(&path, regions, &placed, &runs)?,
+        let put = match &changed {
+            Some(runs) => self.pool_changes(&path, regions, &placed, runs)?,
             None => self.pool_regions(dataset, regions, &placed, end)?,
         };
-        if put == Put::TooLarge {
+        if put == Put::TooLarge || changed.is_none() {
             self.increment.stored = Stored { bytes: end, copied: end };
+        }
+        if put == Put::TooLarge {
             return self.file_regions(&name, regions, &placed, end).map(|()| (marks, None));
         }
-        if count == 0 {
-            self.increment.stored = Stored { bytes: end, copied: end };
-        }
-        let copied = before.saturating_add(self.increment.stored.copied);
+        let (count, copied) = match (&changed, &self.increment.base) {
+            (Some(_), Some(base)) => {
+                (base.count + 1, base.copied.saturating_add(self.increment.stored.copied))
+            }
+            _ => (0, 0),
+        };
         Ok((marks, Some(Base { key, path, placed, copied, count })))
     }
 
@@ -142,24 +146,27 @@ impl Client {
         changes: &[Changes],
     ) -> Option<Vec<Vec<Run>>> {
         let base = self.increment.base.as_ref()?;
-        let longest = self.settings().number("incremental_max");
-        let full: u64 = regions.iter().map(|r| r.bytes.len() as u64).sum();
-        // The full one itself and as much again: with the next full one, three in memory.
-        let grown = base.copied > full.saturating_mul(2);
-        if base.placed != placed || base.count >= longest || grown {
+        if base.placed != placed || base.count >= self.settings().number("incremental_max") {
             return None;
         }
-        let mut parts = 0;
+        let (mut parts, mut changed) = (0, 0u64);
         let mut all = Vec::with_capacity(regions.len());
         for (region, changes) in regions.iter().zip(changes) {
             let runs = match changes {
                 Changes::Runs(runs) => runs.clone(),
                 Changes::All => vec![Run { offset: 0, len: region.bytes.len() }],
             };
-            parts += 2 * runs.len() + 3;
+            parts += runs.len() + 2;
+            changed += runs.iter().map(|r| r.len as u64).sum::<u64>();
             all.push(runs);
         }
-        (parts < MEMORY_PARTS_MAX).then_some(all)
+        // While the next full one is written, the last one and all since are still there; and so they are while the first
+        // increment of that is written. What is reserved are three full ones: room for this one and that one is left.
+        let full: u64 = regions.iter().map(|r| r.bytes.len() as u64).sum();
+        let unused = full / UNUSED_PART;
+        let since = base.copied.saturating_add(base.count.saturating_mul(unused));
+        let fits = since.saturating_add(changed.saturating_add(unused).saturating_mul(2)) <= full;
+        (fits && parts < MEMORY_PARTS_MAX / 2).then_some(all)
     }
 
     fn pool_changes(
@@ -172,16 +179,15 @@ impl Client {
         let head = encode(placed);
         let changed: usize = runs.iter().flatten().map(|r| r.len).sum();
         let copied = head.len() as u64 + changed as u64;
-        let mut writer = PoolWriter::new(copied.saturating_add(ALIGN)).handing(self);
+        let mut writer = PoolWriter::new(copied.saturating_add(ALIGN)).handing(self).over();
         if writer.put(self, &head)? == Put::TooLarge {
             return Ok(Put::TooLarge);
         }
         writer.align();
         for ((region, at), runs) in regions.iter().zip(placed).zip(runs) {
             // The zeros in between are the base's too.
-            let gap = at.offset - writer.written();
-            writer.same(writer.written(), gap);
-            if writer.put_changed(self, at.offset, region.bytes, runs)? == Put::TooLarge {
+            writer.same(at.offset - writer.written());
+            if writer.put_changed(self, region.bytes, runs)? == Put::TooLarge {
                 return Ok(Put::TooLarge);
             }
         }

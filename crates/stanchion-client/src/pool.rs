@@ -5,10 +5,11 @@
 
 use crate::client::Client;
 use crate::error::Error;
-use stanchion_format::client::{Filled, Lent, MemoryFile, Part, PartFrom, Request};
+use stanchion_format::changed::ChangedWriter;
+use stanchion_format::client::{Base, Filled, Lent, MemoryFile, Part, PartFrom, Request};
 use stanchion_format::ids::{ExtentId, Key};
 use stanchion_format::regions::ALIGN;
-use stanchion_mem::copy::Piece;
+use stanchion_mem::copy::{Piece, copied_soon, copies_done};
 use stanchion_mem::track::Run;
 use stanchion_mem::{Mapping, MemError};
 use std::collections::{HashMap, VecDeque};
@@ -145,6 +146,8 @@ pub(crate) struct PoolWriter {
     lent: VecDeque<Lent>,
     used: u64,
     parts: Vec<Part>,
+    /// Which of it is in `parts`, if the rest is another file's.
+    changed: Option<ChangedWriter>,
     /// Is what is full handed over?
     hands: bool,
     /// From which part on the extent is referred to that is being filled.
@@ -174,6 +177,7 @@ impl PoolWriter {
             lent: VecDeque::new(),
             used: 0,
             parts: Vec::new(),
+            changed: None,
             hands: false,
             first: 0,
             full: Vec::new(),
@@ -188,6 +192,12 @@ impl PoolWriter {
         self
     }
 
+    /// What is not written is another file's.
+    pub(crate) fn over(mut self) -> PoolWriter {
+        self.changed = Some(ChangedWriter::default());
+        self
+    }
+
     /// Bytes so far.
     pub(crate) fn written(&self) -> u64 {
         self.written
@@ -198,19 +208,21 @@ impl PoolWriter {
         self.timed(|w| w.add(client, bytes, |mapping, offset, bytes| mapping.write(offset, bytes)))
     }
 
-    /// Adds `bytes`, which the base has at `offset`, but for `runs` of them.
+    /// Adds `bytes`, which the base has, but for `runs` of them.
     pub(crate) fn put_changed(
         &mut self,
         client: &mut Client,
-        offset: u64,
         bytes: &[u8],
         runs: &[Run],
     ) -> Result<Put, Error> {
         // Once for all: there are thousands.
         self.timed(|w| {
             let mut done = 0;
-            for run in runs {
-                w.same(offset + done as u64, (run.offset - done) as u64);
+            for (n, run) in runs.iter().enumerate() {
+                if let Some(next) = runs.get(n + 1) {
+                    copied_soon(&bytes[next.offset..]);
+                }
+                w.same((run.offset - done) as u64);
                 let end = run.offset + run.len;
                 let put = w.add(client, &bytes[run.offset..end], |mapping, at, bytes| {
                     mapping.write_past_caches(at, bytes);
@@ -220,7 +232,8 @@ impl PoolWriter {
                 }
                 done = end;
             }
-            w.same(offset + done as u64, (bytes.len() - done) as u64);
+            copies_done();
+            w.same((bytes.len() - done) as u64);
             Ok(Put::Done)
         })
     }
@@ -304,6 +317,7 @@ impl PoolWriter {
 
     /// Hands over what is full, with the wish that follows: its bytes have another name from now on.
     fn hand_over(&mut self, client: &mut Client) {
+        copies_done();
         for (full, parts) in std::mem::take(&mut self.full) {
             let number = HANDED_FIRST + self.handed;
             self.handed += 1;
@@ -336,20 +350,10 @@ impl PoolWriter {
         ids
     }
 
-    /// Adds what the base has at `offset`.
-    pub(crate) fn same(&mut self, offset: u64, bytes: u64) {
-        if bytes == 0 {
-            return;
-        }
+    /// Adds what the base has there.
+    pub(crate) fn same(&mut self, bytes: u64) {
         self.written += bytes;
-        match self.parts.last_mut() {
-            Some(Part { from: PartFrom::Base { offset: at }, bytes: had })
-                if *at + *had == offset =>
-            {
-                *had += bytes;
-            }
-            _ => self.parts.push(Part { from: PartFrom::Base { offset }, bytes }),
-        }
+        self.changed.as_mut().expect("it is over another file").same(bytes);
     }
 
     /// Adds zeros up to `offset`.
@@ -367,6 +371,9 @@ impl PoolWriter {
     fn note(&mut self, id: ExtentId, offset: u64, bytes: u64) {
         self.written += bytes;
         self.left = self.left.saturating_sub(bytes);
+        if let Some(changed) = &mut self.changed {
+            changed.own(bytes);
+        }
         match self.parts.last_mut() {
             Some(Part { from: PartFrom::Extent { id: last, offset: at }, bytes: had })
                 if *last == id && *at + *had == offset =>
@@ -377,12 +384,19 @@ impl PoolWriter {
         }
     }
 
-    /// The file as it is to be declared, and the time it took. `base`: whose bytes it has in part.
+    /// The file as it is to be declared, and the time it took. `base`: which it is over.
     pub(crate) fn finish(
         self,
         path: String,
         base: Option<(Key, String)>,
     ) -> (MemoryFile, u64, PoolTimes) {
+        assert_eq!(base.is_some(), self.changed.is_some(), "what is the same is somebody's");
+        let over = |((key, path), changed): ((Key, String), ChangedWriter)| Base {
+            key,
+            path,
+            changed: changed.finish(),
+        };
+        let base = base.zip(self.changed).map(over);
         (MemoryFile { path, base, parts: self.parts }, self.written, self.times)
     }
 }

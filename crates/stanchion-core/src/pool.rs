@@ -14,6 +14,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Memory whose bytes are stored already comes back within this: as long waits also who does not wait, milliseconds.
 const RECLAIM_MS: u64 = 200;
+/// In how many small extents a dataset goes at least.
+const SMALL_PARTS: u64 = 64;
 
 /// Who has an extent mapped, beside the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,19 +196,44 @@ impl Pool {
         }
     }
 
-    /// The rank's datasets will need `bytes` bytes together: they are made warm for it.
-    pub fn reserve(&mut self, conn: ConnId, bytes: u64, deadline: Millis, now: Millis) -> Vec<Do> {
+    /// The rank's datasets will need `bytes` bytes each, and there will be so many of them: they are made warm for it. One
+    /// in small extents, for those datasets that have only what changed.
+    pub fn reserve(
+        &mut self,
+        conn: ConnId,
+        (bytes, datasets): (u64, u64),
+        deadline: Millis,
+        now: Millis,
+    ) -> Vec<Do> {
         self.wants.retain(|w| w.conn != conn);
-        let have: u64 =
-            self.extents.values().filter(|e| e.mapped == Mapped::By(conn)).map(|e| e.bytes).sum();
-        self.reserved.insert(conn, bytes.min(self.max));
+        let all = bytes.saturating_mul(datasets);
+        let have = |small: bool| {
+            let mine = self.extents.values().filter(|e| e.mapped == Mapped::By(conn));
+            mine.filter(|e| !small || e.bytes < self.large()).map(|e| e.bytes).sum::<u64>()
+        };
+        let missing = all.saturating_sub(have(false));
+        let small = if datasets > 1 { bytes.saturating_sub(have(true)).min(missing) } else { 0 };
+        self.reserved.insert(conn, all.min(self.max));
         self.refused = false;
-        let grow = self.grow(bytes.saturating_sub(have), Mapped::By(conn));
+        let mut out: Vec<Do> =
+            self.grow(missing - small, EXTENT_CHUNKS, Mapped::By(conn)).into_iter().collect();
+        out.extend(self.grow(small, self.small_chunks(bytes), Mapped::By(conn)));
         let kind = Kind::Reserve;
         self.wants.push_back(Want { conn, kind, patient: false, deadline, reclaimed: None });
-        let mut out: Vec<Do> = grow.into_iter().collect();
         out.extend(self.settle(now));
         out
+    }
+
+    /// The size of a large extent.
+    fn large(&self) -> u64 {
+        EXTENT_CHUNKS * self.chunk
+    }
+
+    /// How many chunks small extents have for datasets of so many bytes: a dataset that takes whole ones of them takes
+    /// at most a hundredth and a half too much; but each costs a descriptor and a mapping.
+    fn small_chunks(&self, bytes: u64) -> u64 {
+        let most = (bytes / SMALL_PARTS / self.chunk).clamp(1, EXTENT_CHUNKS);
+        1 << most.ilog2()
     }
 
     /// Is the extent lent to this rank? Its size then.
@@ -382,8 +409,8 @@ impl Pool {
         self.retire(ids).into_iter().collect()
     }
 
-    /// New extents for `bytes` bytes as far as the limit allows: large ones, and small ones for the rest.
-    fn grow(&mut self, bytes: u64, mapped: Mapped) -> Option<Do> {
+    /// New extents for `bytes` bytes as far as the limit allows: of so many chunks each, and of one for the rest.
+    fn grow(&mut self, bytes: u64, each: u64, mapped: Mapped) -> Option<Do> {
         if self.refused {
             return None;
         }
@@ -391,7 +418,7 @@ impl Pool {
         let mut left = bytes.div_ceil(self.chunk).min(room / self.chunk);
         let mut new = Vec::new();
         while left > 0 {
-            let chunks = if left >= EXTENT_CHUNKS { EXTENT_CHUNKS } else { 1 };
+            let chunks = if left >= each { each } else { 1 };
             let (id, bytes) = (ExtentId(self.next), chunks * self.chunk);
             self.next += 1;
             self.total += bytes;
@@ -471,7 +498,7 @@ impl Pool {
         if coming {
             return false;
         }
-        if let Some(grow) = self.grow(bytes, Mapped::Nobody) {
+        if let Some(grow) = self.grow(bytes, EXTENT_CHUNKS, Mapped::Nobody) {
             out.push(grow);
             return false;
         }
@@ -491,9 +518,9 @@ impl Pool {
         over
     }
 
-    /// Free extents for the rank: those that it maps, then those that nobody maps; large ones for what fills them.
+    /// Free extents for the rank: those that it maps, then those that nobody maps; large ones for what fills them. What is
+    /// lent is a dataset's as a whole, however little of it that needs.
     fn choose(&self, conn: ConnId, bytes: u64) -> Vec<ExtentId> {
-        let large = EXTENT_CHUNKS * self.chunk;
         let mut free: Vec<(bool, u64, ExtentId)> = self
             .extents
             .iter()
@@ -503,28 +530,37 @@ impl Pool {
             .collect();
         // Mapped ones first, in each kind the large ones.
         free.sort_by_key(|(unmapped, bytes, id)| (*unmapped, std::cmp::Reverse(*bytes), *id));
-        let mut left = bytes;
-        let mut chosen = Vec::new();
-        let mut spared = None;
-        for (_, bytes, id) in &free {
+        let mut left = bytes.checked_next_multiple_of(self.chunk).unwrap_or(bytes);
+        let mut chosen: Vec<(u64, ExtentId)> = Vec::new();
+        // The least of those that have more than is left.
+        let mut spared: Option<(bool, u64, ExtentId)> = None;
+        for extent @ (_, bytes, id) in free {
             if left == 0 || chosen.len() >= EXTENTS_PER_ANSWER_MAX {
                 break;
             }
-            if *bytes >= large && left <= large / 2 && *bytes > self.chunk {
-                spared.get_or_insert((*bytes, *id));
+            if bytes > left {
+                let least = spared.filter(|s| (s.0, s.1) <= (extent.0, extent.1));
+                spared = least.or(Some(extent));
                 continue;
             }
-            left = left.saturating_sub(*bytes);
-            chosen.push(*id);
+            left -= bytes;
+            chosen.push((bytes, id));
         }
         // Better too large than none, or than another round.
         if left > 0
             && chosen.len() < EXTENTS_PER_ANSWER_MAX
-            && let Some((_, id)) = spared
+            && let Some((_, bytes, id)) = spared
         {
-            chosen.push(id);
+            let mut over = bytes - left;
+            // What it has room for, too, is not needed.
+            chosen.retain(|(bytes, _)| {
+                let fits = *bytes <= over;
+                over -= if fits { *bytes } else { 0 };
+                !fits
+            });
+            chosen.push((bytes, id));
         }
-        chosen
+        chosen.into_iter().map(|(_, id)| id).collect()
     }
 
     /// Free memory that other ranks map, for `bytes` bytes: it is given back, to be made anew.

@@ -3,6 +3,7 @@
 //! Kinds of frames: [`KIND_REQUEST`] rank to agent, [`KIND_ANSWER`] agent to rank. A rank first says
 //! [`Request::Hello`]; the agent compares the socket's peer credentials with its own uid (FM-C2).
 
+use crate::changed::Changed;
 use crate::ids::{DatasetNo, ExtentId, Key, Level, RankId, SlotId};
 use crate::manifest::FileDecl;
 use serde::{Deserialize, Serialize};
@@ -105,11 +106,6 @@ pub enum PartFrom {
         /// Where in it, bytes.
         offset: u64,
     },
-    /// It is what the base has at `offset`: unchanged since.
-    Base {
-        /// Where in the base's file, bytes.
-        offset: u64,
-    },
 }
 
 /// A part of a file that lies in shared memory; parts follow each other without gaps.
@@ -126,10 +122,22 @@ pub struct Part {
 pub struct MemoryFile {
     /// Its path below the prefix; one of [`Own::files`] has it too.
     pub path: String,
-    /// The file that `Base` parts refer to: of this rank, in a dataset that this agent still has in its pool.
-    pub base: Option<(Key, String)>,
-    /// Its bytes.
+    /// What of it is another file's. `None`: nothing.
+    pub base: Option<Base>,
+    /// Its bytes; with a base those of its own, one after another.
     pub parts: Vec<Part>,
+}
+
+/// The file that another one has its unchanged bytes of: this rank's, as long, in a dataset that this agent still has
+/// in its pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Base {
+    /// The dataset.
+    pub key: Key,
+    /// Its path below the prefix.
+    pub path: String,
+    /// What is not its.
+    pub changed: Changed,
 }
 
 /// An extent that is full before its dataset is complete: the rank writes there no more until it is lent to it anew.

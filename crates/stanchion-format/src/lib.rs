@@ -4,6 +4,7 @@
 //! (FM-C3). Control messages are [`frame`]s with a zerocopy header and a postcard body; what people
 //! read ([`index`]) is JSON. Nothing here does I/O beyond `Read`/`Write` of a frame.
 
+pub mod changed;
 pub mod checksum;
 pub mod client;
 pub mod config;

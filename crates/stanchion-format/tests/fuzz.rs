@@ -4,8 +4,11 @@
 use std::fmt::Debug;
 
 use serde::{Serialize, de::DeserializeOwned};
+use stanchion_format::changed::{Changed, ChangedWriter};
 use stanchion_format::checksum::{Crc, crc64};
-use stanchion_format::client::{Answer, Ask, Code, FLAG_CHECKPOINT, Own, Request, RestartInfo};
+use stanchion_format::client::{
+    Answer, Ask, Base, Code, FLAG_CHECKPOINT, MemoryFile, Own, Part, PartFrom, Request, RestartInfo,
+};
 use stanchion_format::data::{ChunkAnswer, ChunkRequest, Piece};
 use stanchion_format::frame::{self, FrameError, HEADER_BYTES};
 use stanchion_format::ids::*;
@@ -73,8 +76,30 @@ fn decls() -> Vec<FileDecl> {
     vec![FileDecl { rank: RankId(1), path: "x/y".into(), bytes: 9 }]
 }
 
+fn increment() -> MemoryFile {
+    let mut changed = ChangedWriter::default();
+    for n in 1..9 {
+        changed.same(n * 4096);
+        changed.own(n * 40);
+    }
+    changed.same(77);
+    let base = Some(Base { key: key(), path: "x/z".into(), changed: changed.finish() });
+    let from = [
+        PartFrom::Extent { id: ExtentId(3), offset: 4096 },
+        PartFrom::Filled { number: 1 << 48, offset: 0 },
+    ];
+    let parts = from.map(|from| Part { from, bytes: 720 }).to_vec();
+    MemoryFile { path: "x/y".into(), base, parts }
+}
+
 fn requests() -> Vec<Request> {
-    let own = Own { valid: true, files: decls(), write_us: 5, ..Own::default() };
+    let own = Own {
+        valid: true,
+        files: decls(),
+        write_us: 5,
+        memory: vec![increment()],
+        ..Own::default()
+    };
     let settings = vec![("a".into(), "b".into())];
     vec![
         Request::Hello { rank: RankId(1), size: 4, pid: 9, settings },
@@ -295,6 +320,32 @@ fn bent_notes() {
         }
         let _ = serde_json::from_slice::<HaltFile>(&bytes);
     });
+}
+
+#[test]
+fn bent_lists_of_what_changed() {
+    // FM-C3: what passes has the sums that the agent goes by, and is written as it was read.
+    let valid = {
+        let base = increment().base.unwrap();
+        postcard::to_stdvec(&base.changed).unwrap()
+    };
+    bolero::check!().with_iterations(ITERATIONS).with_type::<Vec<(u8, u16, u8)>>().for_each(
+        |edits| {
+            let bent = bend(&valid, edits);
+            let Ok((changed, rest)) = postcard::take_from_bytes::<Changed>(&bent) else { return };
+            let mut sums = (0u64, 0u64, 0usize);
+            for stretch in changed.stretches() {
+                sums.0 += stretch.same + stretch.own;
+                sums.1 += stretch.own;
+                sums.2 += 1;
+            }
+            assert_eq!(sums, (changed.bytes(), changed.own(), changed.runs()));
+            assert!(sums.2 <= limits::MEMORY_PARTS_MAX);
+            let again = postcard::to_stdvec(&changed).unwrap();
+            assert_eq!(postcard::take_from_bytes::<Changed>(&again), Ok((changed, &[][..])));
+            assert!(again.len() <= bent.len() - rest.len());
+        },
+    );
 }
 
 #[test]

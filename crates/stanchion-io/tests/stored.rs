@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use common::{CHUNK, bytes, go_on, key};
 use rustix::io::Errno;
-use stanchion_format::client::{Filled, MemoryFile, Part, PartFrom};
+use stanchion_format::changed::{Changed, ChangedWriter};
+use stanchion_format::client::{Base, Filled, MemoryFile, Part, PartFrom};
 use stanchion_format::ids::{ExtentId, Key, RankId, SlotId};
 use stanchion_format::manifest::{FileDecl, Manifest};
 use stanchion_format::peer::{Cause, Trouble};
@@ -41,7 +42,7 @@ impl Memory for Plain {
 }
 
 /// A file, and what another one has of it: offsets and lengths.
-type Base<'a> = ((Key, &'a str), &'a [(u64, u64)]);
+type Over<'a> = ((Key, &'a str), Changed);
 
 /// A cache with a store, and what happened to its memory.
 struct Node {
@@ -90,9 +91,9 @@ impl Node {
         Node { cache: Arc::new(cache), disk, store, freed, told, next: 1 }
     }
 
-    /// A rank completes a file of `data` in extents of its own; `base`: what it has of another one's (offset, bytes),
-    /// each followed by its share of `data`.
-    fn keep(&mut self, key: Key, path: &str, data: &[u8], base: Option<Base<'_>>) -> FileDecl {
+    /// A rank completes a file of `data` in extents of its own; `base`: in how far it is another one's, and `data` only
+    /// the rest.
+    fn keep(&mut self, key: Key, path: &str, data: &[u8], base: Option<Over<'_>>) -> FileDecl {
         let mut parts = Vec::new();
         let mut made = Vec::new();
         let mut size = data.len() as u64;
@@ -108,11 +109,10 @@ impl Node {
                 bytes: piece.len() as u64,
             });
         }
-        for (offset, bytes) in base.map_or(&[][..], |(_, borrowed)| borrowed) {
-            parts.push(Part { from: PartFrom::Base { offset: *offset }, bytes: *bytes });
-            size += bytes;
-        }
-        let base = base.map(|((key, path), _)| (key, path.to_owned()));
+        let base = base.map(|((key, path), changed)| {
+            size = changed.bytes();
+            Base { key, path: path.to_owned(), changed }
+        });
         let file = MemoryFile { path: path.into(), base, parts };
         let extent = |id| made.iter().find(|(i, _)| *i == id).map(|(_, m)| m.clone());
         self.cache.keep((key, SLOT, RANK), &file, size, extent).unwrap();
@@ -215,6 +215,28 @@ fn the_manifest_is_the_same_whoever_sums_first() {
     second.assert_whole(&summed, &data);
 }
 
+/// Bytes that are the base's and of its own, in turns.
+fn changed(steps: &[(u64, u64)]) -> Changed {
+    let mut writer = ChangedWriter::default();
+    for (same, own) in steps {
+        writer.same(*same);
+        writer.own(*own);
+    }
+    writer.finish()
+}
+
+/// What a file is that has `old`'s bytes but for these.
+fn patched(old: &[u8], changed: &Changed, own: &[u8]) -> Vec<u8> {
+    let (mut whole, mut at, mut used) = (old.to_vec(), 0, 0);
+    for stretch in changed.stretches() {
+        at += stretch.same as usize;
+        let len = stretch.own as usize;
+        whole[at..at + len].copy_from_slice(&own[used..used + len]);
+        (at, used) = (at + len, used + len);
+    }
+    whole
+}
+
 #[test]
 fn files_that_share_extents_live_as_long_as_one_of_them() {
     // FM-P3, FM-T7: an increment refers to what its predecessor stored, and outlives it.
@@ -222,24 +244,103 @@ fn files_that_share_extents_live_as_long_as_one_of_them() {
     let old = data(3);
     node.keep(key(1), "a", &old, None);
     node.store_all();
-    let borrowed = [(5, 3 * u64::from(CHUNK)), (EXTENT + 100, 2000)];
-    let fresh = bytes(4, 5000);
-    let decl = node.keep(key(2), "a", &fresh, Some(((key(1), "a"), &borrowed)));
-    let mut whole = fresh.clone();
-    for (offset, len) in borrowed {
-        whole.extend_from_slice(&old[offset as usize..(offset + len) as usize]);
-    }
+    // All of the first extent, and what lies across the end of the second.
+    let len = old.len() as u64;
+    let runs = changed(&[(0, EXTENT), (EXTENT - 100, 300), (len - 2 * EXTENT - 200, 0)]);
+    let fresh = bytes(4, runs.own() as usize);
+    let decl = node.keep(key(2), "a", &fresh, Some(((key(1), "a"), runs.clone())));
+    let whole = patched(&old, &runs, &fresh);
     // Not even the predecessor's checksums are of its chunks.
     let m = node.digest(key(2), &decl);
     node.assert_whole(&m, &whole);
     node.cache.evict(&[key(1)]);
     node.assert_whole(&m, &whole);
     node.store_all();
-    assert_eq!(node.freed(), ids(1..5));
     node.assert_whole(&m, &whole);
     assert!(node.store.list().iter().any(|(tag, _)| tag.key == key(1)));
     node.cache.evict(&[key(2)]);
     assert_eq!(node.store.list(), []);
+    assert_eq!(node.freed(), ids(1..node.next));
+}
+
+#[test]
+fn increments_that_nobody_reads_are_whole_when_their_bases_are_gone() {
+    // FM-P3, FM-S8: each is read at last through more of them than may follow each other without lists of their own.
+    for stores in [true, false] {
+        let mut node = if stores { Node::new() } else { Node::without_store() };
+        let mut whole = data(5);
+        node.keep(key(1), "a", &whole, None);
+        let len = whole.len() as u64;
+        let last = 40;
+        let mut decl = None;
+        for no in 2..=last {
+            let at = (no * 7919) % (len - 3000);
+            let runs = changed(&[(at, 1000), (1000, 5), (len - at - 2005, 0)]);
+            let fresh = bytes(no, 1005);
+            whole = patched(&whole, &runs, &fresh);
+            decl = Some(node.keep(key(no), "a", &fresh, Some(((key(no - 1), "a"), runs))));
+            node.cache.evict(&[key(no - 1)]);
+            if no % 5 == 0 && stores {
+                node.store_all();
+            }
+        }
+        let m = node.digest(key(last), &decl.unwrap());
+        node.assert_whole(&m, &whole);
+        if stores {
+            node.store_all();
+            node.assert_whole(&m, &whole);
+        }
+        node.cache.evict(&[key(last)]);
+        assert_eq!(node.freed(), ids(1..node.next));
+        assert_eq!(node.store.list(), []);
+    }
+}
+
+#[test]
+fn what_no_increment_has_any_more_is_free() {
+    // FM-P3, FM-P4
+    let mut node = Node::without_store();
+    let old = data(6);
+    node.keep(key(1), "a", &old, None);
+    let mine = node.next;
+    let len = old.len() as u64;
+    let runs = changed(&[(0, len - 10), (10, 0)]);
+    let fresh = bytes(7, runs.own() as usize);
+    let decl = node.keep(key(2), "a", &fresh, Some(((key(1), "a"), runs.clone())));
+    node.cache.evict(&[key(1)]);
+    let m = node.digest(key(2), &decl);
+    node.assert_whole(&m, &patched(&old, &runs, &fresh));
+    // Its last ten bytes are all that is wanted of the old one's.
+    assert_eq!(node.freed(), ids(1..mine - 1));
+    node.cache.evict(&[key(2)]);
+    assert_eq!(node.freed(), ids(1..node.next));
+}
+
+#[test]
+fn an_increment_that_does_not_fit_its_base_is_refused() {
+    // FM-P5: by what a rank says of it, and what it names is free again.
+    let mut node = Node::without_store();
+    let old = data(8);
+    node.keep(key(1), "a", &old, None);
+    let len = old.len() as u64;
+    let cases = [
+        (changed(&[(len, 1)]), key(1), Cause::Malformed),
+        (changed(&[(len - 2, 1)]), key(1), Cause::Malformed),
+        (changed(&[(len - 2, 2)]), key(1), Cause::Malformed),
+        (changed(&[(len - 1, 1)]), key(3), Cause::Missing),
+    ];
+    for (runs, of, why) in cases {
+        let id = ExtentId(node.next);
+        node.next += 1;
+        let memory = Arc::new(Plain(Mutex::new(vec![1; EXTENT as usize]))) as Arc<dyn Memory>;
+        let parts = vec![Part { from: PartFrom::Extent { id, offset: 0 }, bytes: 1 }];
+        let bytes = runs.bytes();
+        let base = Some(Base { key: of, path: "a".into(), changed: runs });
+        let file = MemoryFile { path: "a".into(), base, parts };
+        let kept = node.cache.keep((key(2), SLOT, RANK), &file, bytes, |_| Some(memory.clone()));
+        assert_eq!(kept, Err(why));
+        assert!(node.freed().contains(&id));
+    }
 }
 
 #[test]

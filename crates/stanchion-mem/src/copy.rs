@@ -25,10 +25,13 @@ impl Piece {
 /// Stores of this size go past the caches, to places that are multiples of it.
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
+/// So many lines are asked for ahead: the processor sees by itself what follows, but not beyond the end of a page.
+#[cfg(target_arch = "x86_64")]
+const SOON_LINES: usize = 8;
 
 /// As [`copy_out`], past the caches where the processor can: for thousands of pages from here and there that nobody
 /// here reads soon. A large copy the C library makes so by itself; of a small one it first reads the lines that it is
-/// about to overwrite, which takes half as long again.
+/// about to overwrite, which takes half as long again. Before others are told of the copies: [`copies_done`].
 ///
 /// # Safety
 /// As for [`copy_out`].
@@ -52,7 +55,7 @@ pub unsafe fn copy_past_caches(src: *const u8, dst: *mut u8, len: usize) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx")]
 unsafe fn copy_lines(src: *const u8, dst: *mut u8, len: usize) {
-    use std::arch::x86_64::{_mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
+    use std::arch::x86_64::{_mm256_loadu_si256, _mm256_stream_si256};
     let mut at = 0;
     while at < len {
         // SAFETY: `at + LINE <= len`; loads need no alignment, and the stores have it.
@@ -65,8 +68,29 @@ unsafe fn copy_lines(src: *const u8, dst: *mut u8, len: usize) {
         }
         at += LINE;
     }
-    // What is said of these bytes afterwards must not come before them.
-    _mm_sfence();
+}
+
+/// What is said from now on of bytes that were copied past the caches does not come before them. Once for many copies:
+/// after each page it costs a tenth of the copy.
+pub fn copies_done() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: each processor of this kind has SSE, and a fence touches nothing.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
+/// These bytes are copied next: their beginning is on its way while the one before is copied, which of single pages
+/// saves a fifth of the time.
+pub fn copied_soon(bytes: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in bytes.chunks(LINE).take(SOON_LINES) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, of an address that may be read.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = bytes;
 }
 
 /// Copies `len` bytes out of the application's memory.
@@ -94,6 +118,8 @@ mod tests {
             let to = &mut memory[start..start + 10_240];
             // SAFETY: both ranges are within what we own, and apart.
             unsafe { copy_past_caches(from[src..].as_ptr(), to[dst..].as_mut_ptr(), len) };
+            copied_soon(&from[src..src + len]);
+            copies_done();
             assert_eq!(to[dst..dst + len], from[src..src + len]);
             assert!(to[..dst].iter().chain(&to[dst + len..]).all(|b| *b == 0xaa), "nothing else");
         }

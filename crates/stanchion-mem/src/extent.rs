@@ -137,7 +137,8 @@ impl Mapping {
         }
     }
 
-    /// As [`Mapping::write`], for many small copies that nobody here reads soon.
+    /// As [`Mapping::write`], for many small copies that nobody here reads soon; [`crate::copy::copies_done`] when others
+    /// are to be told of them.
     pub fn write_past_caches(&self, offset: usize, bytes: &[u8]) {
         self.check(offset, bytes.len());
         // SAFETY: as in `write`.

@@ -144,7 +144,6 @@ impl World {
                         done += step as usize;
                         continue;
                     }
-                    PartFrom::Base { .. } => return None,
                 };
                 self.nobodys(id, extent, "is written to");
                 let from = offset as usize;
@@ -191,7 +190,6 @@ impl World {
                         let here = taken.extent.and_then(|e| p.memory.extents.get(&e));
                         (taken.stored.as_ref().or(here), offset)
                     }
-                    PartFrom::Base { .. } => continue,
                 };
                 let from =
                     from.and_then(|e| e.get(offset as usize..(offset + part.bytes) as usize));

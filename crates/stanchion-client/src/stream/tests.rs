@@ -46,7 +46,6 @@ impl Rig {
                     let stored = &self.bank.stored[number];
                     all.extend(&stored[*offset as usize..(*offset + *bytes) as usize]);
                 }
-                PartFrom::Base { .. } => panic!("there is no base"),
             }
         }
         all

@@ -5,6 +5,7 @@ use super::fill::Attached;
 use crate::api::{AgentAction, ConnId};
 use crate::bugs::Bug;
 use crate::pool::Do;
+use stanchion_format::changed::Changed;
 use stanchion_format::client::{Answer, Code, Filled, MemoryFile, Own, PartFrom};
 use stanchion_format::ids::{ExtentId, RankId};
 use stanchion_format::limits::MEMORY_PARTS_MAX;
@@ -52,7 +53,7 @@ impl Agent {
         let kept = self.settings().number("cache_datasets");
         let sets = if self.cfg.stores { 2 } else { kept.saturating_add(1) };
         let deadline = self.now.mono.after(self.settings().number("pool_ready_ms"));
-        let wishes = self.pool.reserve(conn, bytes.saturating_mul(sets), deadline, self.now.mono);
+        let wishes = self.pool.reserve(conn, (bytes, sets), deadline, self.now.mono);
         self.pool_do(wishes);
     }
 
@@ -155,7 +156,8 @@ impl Agent {
         }
     }
 
-    /// FM-P5: parts lie within extents that are lent to this rank, and make up the declared size.
+    /// FM-P5: parts lie within extents that are lent to this rank, and make up the declared size, or what of it is not
+    /// the base's.
     fn check_memory(&self, conn: ConnId, own: &Own) -> Result<Checked, Cause> {
         let mut files = Vec::new();
         let mut used = BTreeSet::new();
@@ -164,7 +166,9 @@ impl Agent {
         for file in &own.memory {
             let declared = own.files.iter().find(|f| f.path == file.path);
             let declared = declared.ok_or(Cause::Malformed)?;
-            parts = parts.saturating_add(file.parts.len());
+            let changed = file.base.as_ref().map(|base| &base.changed);
+            let runs = changed.map_or(0, Changed::runs);
+            parts = parts.saturating_add(file.parts.len()).saturating_add(runs);
             if parts > MEMORY_PARTS_MAX {
                 return Err(Cause::Malformed);
             }
@@ -191,16 +195,11 @@ impl Agent {
                             return Err(Cause::Malformed);
                         }
                     }
-                    PartFrom::Base { offset } => {
-                        ends(offset)?;
-                        if file.base.is_none() || part.bytes == 0 {
-                            return Err(Cause::Malformed);
-                        }
-                    }
                 }
             }
-            if bytes != declared.bytes {
-                return Err(Cause::Size { want: declared.bytes, have: bytes });
+            let have = size_with(changed, bytes)?;
+            if have != declared.bytes {
+                return Err(Cause::Size { want: declared.bytes, have });
             }
             files.push((file.clone(), declared.bytes));
         }
@@ -249,5 +248,34 @@ impl Agent {
     /// The pool in numbers, for the status.
     pub fn pool_usage(&self) -> crate::pool::Usage {
         self.pool.usage()
+    }
+}
+
+/// The size of a file of which so many bytes are its own.
+fn size_with(changed: Option<&Changed>, own: u64) -> Result<u64, Cause> {
+    match changed {
+        None => Ok(own),
+        Some(changed) if changed.own() == own => Ok(changed.bytes()),
+        Some(_) => Err(Cause::Malformed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stanchion_format::changed::ChangedWriter;
+
+    #[test]
+    fn a_file_has_the_bytes_that_its_runs_want() {
+        // FM-P5: else it would be filled with what nobody declared.
+        let mut writer = ChangedWriter::default();
+        writer.same(100);
+        writer.own(10);
+        let changed = writer.finish();
+        assert_eq!(size_with(Some(&changed), 10), Ok(110));
+        for own in [0, 9, 11, 110] {
+            assert_eq!(size_with(Some(&changed), own), Err(Cause::Malformed));
+        }
+        assert_eq!(size_with(None, 10), Ok(10));
     }
 }

@@ -225,7 +225,7 @@ fn a_dead_ranks_memory_comes_back_and_a_strangers_is_made_anew() {
 #[test]
 fn reserved_memory_is_warm_and_mapped_before_it_is_needed() {
     let mut rig = Rig::new(1000);
-    let done = rig.pool.reserve(A, 100, LATER, NOW);
+    let done = rig.pool.reserve(A, (100, 1), LATER, NOW);
     rig.take(done, true);
     assert!(rig.answered.is_empty(), "it is being made");
     rig.run();
@@ -238,14 +238,62 @@ fn reserved_memory_is_warm_and_mapped_before_it_is_needed() {
     let theirs = rig.lend(B, 8, true);
     assert!(theirs.iter().all(|l| l.fresh && !Rig::ids(&ready).contains(&l.id)));
     // A second reservation of the same size asks for nothing.
-    let done = rig.pool.reserve(A, 100, LATER, NOW);
+    let done = rig.pool.reserve(A, (100, 1), LATER, NOW);
     assert_eq!(done, [Do::Lend(A, Vec::new())]);
+}
+
+#[test]
+fn small_datasets_do_not_take_what_large_ones_need() {
+    // A full dataset and increments of a tenth of it, in what is reserved: no memory is made for any of them, though none
+    // comes back before the next full one and one more increment are there.
+    let (full, tenth) = (16 * 4 * 4 + 1, 26 * 4 / 4);
+    let mut rig = Rig::new(4000);
+    let done = rig.pool.reserve(A, (full + 3, 3), LATER, NOW);
+    rig.take(done, true);
+    rig.run();
+    rig.answered.clear();
+    let total = rig.pool.usage().total;
+    assert_eq!(total, 3 * (full + 3));
+    let (mut chain, mut last): (Vec<ExtentId>, Vec<ExtentId>) = Default::default();
+    for round in 0..50 {
+        let bytes = if round % 9 == 0 { full } else { tenth };
+        let old = match round % 9 {
+            0 => {
+                last = std::mem::take(&mut chain);
+                Vec::new()
+            }
+            // Of two that are kept one is of the last chain until then.
+            2 => std::mem::take(&mut last),
+            _ => Vec::new(),
+        };
+        let done = rig.pool.released(&old, NOW);
+        rig.take(done, true);
+        let lent = rig.lend_all(A, bytes);
+        assert_eq!(rig.pool.usage().total, total, "round {round} made memory");
+        assert!(lent.iter().map(|l| l.bytes).sum::<u64>() < bytes + 4, "round {round} took more");
+        let ids = Rig::ids(&lent);
+        let done = rig.pool.complete(A, &ids, NOW);
+        rig.take(done, true);
+        chain.extend(ids);
+    }
+}
+
+#[test]
+fn what_is_too_large_is_lent_alone() {
+    let mut rig = Rig::new(4000);
+    let all = rig.lend_all(A, 64 + 3 * 4);
+    let done = rig.pool.complete(A, &[], NOW);
+    rig.take(done, true);
+    let large = all.iter().find(|l| l.bytes == 64).map(|l| l.id);
+    // Not the small ones as well, which do not make it smaller.
+    assert_eq!(Rig::ids(&rig.lend(A, 20, true)), Vec::from_iter(large));
+    assert_eq!(rig.lend(A, 10, true).len(), 3);
 }
 
 #[test]
 fn a_reservation_is_answered_when_its_time_is_over() {
     let mut rig = Rig::new(1000);
-    let done = rig.pool.reserve(A, 100, LATER, NOW);
+    let done = rig.pool.reserve(A, (100, 1), LATER, NOW);
     rig.take(done, true);
     let done = rig.pool.tick(LATER);
     assert_eq!(done, [Do::Lend(A, Vec::new())]);
@@ -350,7 +398,7 @@ fn who_does_not_wait_waits_for_what_is_stored_already() {
 enum Op {
     HandOver(u8, u8),
     Lend(u8, u64),
-    Reserve(u8, u64),
+    Reserve(u8, u64, u64),
     Complete(u8, u8),
     Release(u8),
     Gone(u8, bool),
@@ -364,7 +412,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
         2 => (0..3u8, any::<u8>()).prop_map(|(c, m)| Op::HandOver(c, m)),
         4 => (0..3u8, 1..300u64).prop_map(|(c, b)| Op::Lend(c, b)),
-        1 => (0..3u8, 1..300u64).prop_map(|(c, b)| Op::Reserve(c, b)),
+        1 => (0..3u8, 1..300u64, 1..4u64).prop_map(|(c, b, n)| Op::Reserve(c, b, n)),
         3 => (0..3u8, any::<u8>()).prop_map(|(c, m)| Op::Complete(c, m)),
         3 => any::<u8>().prop_map(Op::Release),
         1 => (0..3u8, any::<bool>()).prop_map(|(c, e)| Op::Gone(c, e)),
@@ -397,7 +445,9 @@ proptest! {
                     Vec::new()
                 }
                 Op::Lend(c, bytes) => rig.pool.lend(conns[c as usize], bytes, (true, LATER), NOW),
-                Op::Reserve(c, bytes) => rig.pool.reserve(conns[c as usize], bytes, LATER, NOW),
+                Op::Reserve(c, bytes, n) => {
+                    rig.pool.reserve(conns[c as usize], (bytes, n), LATER, NOW)
+                }
                 Op::Complete(c, mask) => {
                     let conn = conns[c as usize];
                     let list = rig.lent.remove(&conn).unwrap_or_default();

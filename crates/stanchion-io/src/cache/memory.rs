@@ -199,9 +199,10 @@ impl MemFiles {
     pub(super) fn used_below(&self, dir: &Path) -> Vec<Arc<Used>> {
         let table = self.table();
         let files = table.files.iter().filter(|(path, _)| path.starts_with(dir));
-        let mut used: Vec<Arc<Used>> =
-            files.flat_map(|(_, file)| file.extents().iter().cloned()).collect();
+        let files: Vec<Arc<MemFile>> = files.map(|(_, file)| file.clone()).collect();
         drop(table);
+        let mut used: Vec<Arc<Used>> =
+            files.iter().flat_map(|file| file.extents().iter().cloned()).collect();
         used.sort_by_key(|u| Arc::as_ptr(u).addr());
         used.dedup_by_key(|u| Arc::as_ptr(u).addr());
         used
@@ -267,12 +268,16 @@ impl Cache {
         extent: impl Fn(ExtentId) -> Option<Arc<dyn Memory>>,
     ) -> Result<(), Cause> {
         let dir = rank_dir(key, slot, rank);
-        let base = file.base.as_ref().map(|(key, path)| rank_dir(*key, slot, rank).join(path));
         let mut table = self.memory.table();
-        let base = base.map(|path| table.files.get(&path).cloned().ok_or(Cause::Missing));
-        let mut trouble = base.as_ref().and_then(|b| b.as_ref().err().copied());
-        let known = base.as_ref().and_then(|b| b.as_ref().ok());
-        let mut built = Building::new(known.map(|b| &**b), file.parts.len());
+        let base = match &file.base {
+            None => Ok(None),
+            Some(base) => {
+                let known = table.files.get(&rank_dir(base.key, slot, rank).join(&base.path));
+                known.map(|known| Some((known.clone(), base.changed.clone()))).ok_or(Cause::Missing)
+            }
+        };
+        let mut trouble = base.as_ref().err().copied();
+        let mut built = Building::new(file.parts.len());
         let tag = Tag { key, slot, rank, file: 0, offset: 0 };
         let mut fresh: Vec<Arc<Used>> = Vec::new();
         // Taken out while the table is changed.
@@ -308,17 +313,22 @@ impl Cache {
                     };
                     index.and_then(|index| built.put(index, offset, part.bytes))
                 }
-                PartFrom::Base { offset } => built.borrow(offset, part.bytes),
             };
             if let Err(cause) = found {
                 trouble.get_or_insert(cause);
             }
         }
-        if trouble.is_none() && built.bytes() != bytes {
-            trouble = Some(Cause::Size { want: bytes, have: built.bytes() });
+        let own = built.finish();
+        let (built, unfit) = match base.ok().flatten() {
+            None => (MemFile::of(own), None),
+            Some((base, changed)) => MemFile::over(base, changed, own),
+        };
+        trouble = trouble.or(unfit);
+        if trouble.is_none() && built.bytes != bytes {
+            trouble = Some(Cause::Size { want: bytes, have: built.bytes });
         }
-        let (built, without) = built.finish();
         let built = Arc::new(built);
+        let kept = built.clone();
         let old = match trouble {
             None => table.files.insert(dir.join(&file.path), built),
             Some(_) => Some(built),
@@ -329,9 +339,8 @@ impl Cache {
         fresh.dedup_by_key(|u| Arc::as_ptr(u).addr());
         table.fresh.append(&mut fresh);
         drop(table);
-        drop(without);
         drop(old);
-        drop(base);
+        kept.shorten();
         trouble.map_or(Ok(()), Err)
     }
 
@@ -406,8 +415,11 @@ impl Cache {
         from: u64,
         max: usize,
     ) -> Option<Vec<(Lies, u64, u64)>> {
+        let place = rank_dir(key, slot, rank).join(path);
+        // What looking at it for the first time frees is dropped outside of the lock.
+        self.memory.table().files.get(&place).cloned()?.flatten();
         let mut table = self.memory.table();
-        let file = table.files.get(&rank_dir(key, slot, rank).join(path)).cloned()?;
+        let file = table.files.get(&place).cloned()?;
         let mut pieces = Vec::new();
         for (used, offset, bytes) in file.pieces(from) {
             let lies = used.lies(offset, bytes);
