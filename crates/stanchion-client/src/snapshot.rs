@@ -140,6 +140,18 @@ impl Client {
         };
     }
 
+    /// With the setting `region_huge_pages`: gathers a region's memory in huge pages. Local.
+    pub fn gather(&self, memory: &[u8]) {
+        self.gather_at(Span { start: memory.as_ptr().addr(), len: memory.len() });
+    }
+
+    /// The same; it need not be there.
+    pub(crate) fn gather_at(&self, memory: Span) {
+        if self.settings().flag("region_huge_pages") {
+            maps::gather_huge_pages(memory);
+        }
+    }
+
     /// Waits until no thread of this process copies any more: from then on the memory of regions may be unmapped or
     /// moved without harm to the last checkpoint. Local.
     pub fn settle(&mut self) {

@@ -3,7 +3,6 @@
 use std::io::Read;
 
 use rustix::io::Errno;
-use rustix::mm::Advice;
 
 use crate::kernel::page_size;
 
@@ -136,14 +135,14 @@ impl Judged {
     }
 }
 
-/// Asks for huge pages where `memory` has room and nothing was touched yet; nothing happens where there are none.
-pub fn want_huge_pages(memory: &mut Vec<u8>) {
-    let page = page_size();
-    let room = Span { start: memory.as_ptr().addr(), len: memory.capacity() }.pages(page);
-    if room.len > 0 {
-        let at = memory.as_mut_ptr().wrapping_add(room.start - memory.as_ptr().addr());
-        // SAFETY: whole pages of what the vector has allocated; it changes no content.
-        let _ = unsafe { rustix::mm::madvise(at.cast(), room.len, Advice::LinuxHugepage) };
+/// Gathers memory in huge pages, as far as the system grants them (MADV_COLLAPSE: Linux 6.1). What is in it stays; it is
+/// copied once for that. What is not there, or was not touched yet, may become huge pages later, or stays as it is.
+pub fn gather_huge_pages(memory: Span) {
+    let whole = memory.pages(page_size());
+    let at = std::ptr::without_provenance_mut(whole.start);
+    for advice in [libc::MADV_HUGEPAGE, libc::MADV_COLLAPSE] {
+        // SAFETY: neither advice changes what is in any memory, or what is mapped, wherever this is.
+        let _where_granted = unsafe { libc::madvise(at, whole.len, advice) };
     }
 }
 

@@ -13,7 +13,7 @@ use stanchion_mem::copy::Piece;
 use stanchion_mem::cow::{
     Copied, CowError, Faults, Lacking, MIN_BLOCK, Manner, Reins, Snapshot, probe,
 };
-use stanchion_mem::maps::Why;
+use stanchion_mem::maps::{Span, Why, gather_huge_pages};
 use stanchion_mem::track::{Changes, Method, Reason, RegionId, Run, Tracker, Wanted};
 
 fn piece(src: &Map, dst: &Map) -> Piece {
@@ -464,6 +464,26 @@ fn huge_kb(map: &Map) -> usize {
         }
     }
     sum
+}
+
+#[test]
+fn memory_in_use_is_gathered_in_huge_pages() {
+    const HUGE: usize = 512;
+    let map = Map::private(8 * HUGE * PAGE);
+    map.advise(0, map.len, libc::MADV_NOHUGEPAGE);
+    (0..8 * HUGE).for_each(|p| map.set(p * PAGE, p as u8));
+    assert_eq!(huge_kb(&map), 0);
+    let start = map.at.addr() + 1;
+    gather_huge_pages(Span { start, len: map.len - 1 });
+    assert!((0..8 * HUGE).all(|p| map.get(p * PAGE) == p as u8));
+    let granted = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    if granted.is_ok_and(|text| !text.contains("[never]")) {
+        // All but the ends, which are parts of one.
+        assert!(huge_kb(&map) >= (6 * HUGE * PAGE) >> 10, "{} KiB", huge_kb(&map));
+    }
+    gather_huge_pages(Span { start, len: PAGE - 1 });
+    gather_huge_pages(Span { start: usize::MAX - PAGE, len: PAGE });
+    assert!((0..8 * HUGE).all(|p| map.get(p * PAGE) == p as u8));
 }
 
 // To free a part of a huge page would split it, and make the next snapshot as slow as one of small pages.

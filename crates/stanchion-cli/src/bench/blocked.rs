@@ -3,6 +3,7 @@
 //! Everything is measured in one job: its ranks take turns between a plain copy into warm shared memory, a
 //! checkpoint, and writes to files, all ranks at once. What counts is the slowest rank's time.
 
+use super::job::{self, slowest};
 use super::{Row, Scratch, Sense, fact, report, spread};
 use crate::args::{BlockedArgs, BlockedRankArgs};
 use crate::exit::{Exit, Failed, OrExit};
@@ -13,8 +14,8 @@ use stanchion::{Client, CopiedBy, FLAG_CHECKPOINT, Level, Options, Region};
 use stanchion_mem::Extent;
 use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::time::Instant;
 
 /// A checkpoint from the pool over a parallel copy into warm shared memory, at most.
@@ -74,9 +75,9 @@ pub(super) fn run(args: &BlockedArgs) -> Result<Exit, Failed> {
     let mut scratch = Scratch(Vec::new());
     let disk = scratch.add(&args.disk, "blocked").or_exit(Exit::Storage)?;
     let tmpfs = scratch.add(Path::new("/dev/shm"), "blocked").or_exit(Exit::Storage)?;
-    let times = job(args, (&disk, &tmpfs), Part::All, &[])?;
-    let hashed = job(args, (&disk, &tmpfs), Part::Incremental, &["incremental_tracking=hash"])?;
-    let huge = job(args, (&disk, &tmpfs), Part::Huge, &[])?;
+    let times = run_job(args, (&disk, &tmpfs), Part::All, &[])?;
+    let hashed = run_job(args, (&disk, &tmpfs), Part::Incremental, &["incremental_tracking=hash"])?;
+    let huge = run_job(args, (&disk, &tmpfs), Part::Huge, &["region_huge_pages=1"])?;
     let setup = json!({"ranks": args.ranks, "mb": args.mb, "repeats": args.repeats});
     let mut rows = rows(args, &times);
     let pool = spread(&slowest(&times, |t| &t.pool)[1..]).median;
@@ -102,45 +103,34 @@ enum Part {
 }
 
 /// One job.
-fn job(
+fn run_job(
     args: &BlockedArgs,
     (disk, tmpfs): (&Path, &Path),
     part: Part,
     settings: &[&str],
 ) -> Result<Vec<Times>, Failed> {
-    let me = std::env::current_exe()?;
-    let mut command = Command::new(&me);
-    command.args(["run", "--nodes", "1", "--name", "bench", "--runs-max", "1", "--from-scratch"]);
-    command.arg("--prefix").arg(disk);
-    for set in ["flush_every=0", "flush_at_end=0"].iter().chain(settings) {
-        command.args(["--set", set]);
-    }
-    command.arg("--").arg(&me).args(["bench", "blocked-ranks"]);
-    for (name, value) in
-        [("--ranks", args.ranks.into()), ("--mb", args.mb), ("--repeats", args.repeats.into())]
-    {
-        command.args([name.to_owned(), value.to_string()]);
-    }
-    command.arg("--disk").arg(disk).arg("--tmpfs").arg(tmpfs);
-    command.args(match part {
+    let mut sets = vec!["flush_every=0", "flush_at_end=0"];
+    sets.extend(settings);
+    let mut command = job::in_job(disk, &sets)?;
+    command.args(["bench", "blocked-ranks", "--ranks", &args.ranks.to_string()]);
+    let part = match part {
         Part::All => &[][..],
         Part::Incremental => &["--incremental-only"],
         Part::Huge => &["--huge-only"],
-    });
-    let log = disk.join("log");
-    let to = File::create(&log)?;
-    command.stdin(Stdio::null()).stdout(to.try_clone()?).stderr(to);
-    let status = command.status().context("the job cannot be started")?;
-    if !status.success() {
-        let text = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
-        return Err(anyhow!("the job ended with {status}; its words:\n{text}").into());
-    }
-    let read = |rank| {
-        let bytes = std::fs::read(result_file(disk, rank))
-            .with_context(|| format!("rank {rank} left no times"))?;
-        serde_json::from_slice(&bytes).context("a rank's times do not parse")
     };
-    Ok((0..args.ranks).map(read).collect::<anyhow::Result<_>>()?)
+    rank_args(&mut command, (args.mb, args.repeats), (disk, tmpfs), part);
+    job::finish(command, &disk.join("log"))?;
+    Ok(job::times(disk, args.ranks)?)
+}
+
+fn rank_args(
+    command: &mut Command,
+    (mb, repeats): (u64, u32),
+    (disk, tmpfs): (&Path, &Path),
+    part: &[&str],
+) {
+    job::options(command, &[("--mb", mb), ("--repeats", repeats.into())]);
+    command.arg("--disk").arg(disk).arg("--tmpfs").arg(tmpfs).args(part);
 }
 
 fn incremental(how: &str, times: &[Times], pool: f64, goals: bool) -> Vec<Row> {
@@ -201,16 +191,6 @@ fn cow(times: &[Times], way: usize, pages: &str) -> Vec<Row> {
     rows
 }
 
-fn result_file(dir: &Path, rank: u32) -> PathBuf {
-    dir.join(format!("times.{rank}"))
-}
-
-/// The slowest rank's time in each round.
-fn slowest(times: &[Times], part: impl Fn(&Times) -> &[f64]) -> Vec<f64> {
-    let rounds = times.iter().map(|t| part(t).len()).min().unwrap_or(0);
-    (0..rounds).map(|n| times.iter().map(|t| part(t)[n]).fold(0.0, f64::max)).collect()
-}
-
 fn rows(args: &BlockedArgs, times: &[Times]) -> Vec<Row> {
     let bytes = f64::from(args.ranks) * args.mb as f64 * f64::from(1 << 20);
     let (memcpy, pool) = (slowest(times, |t| &t.memcpy), slowest(times, |t| &t.pool));
@@ -254,35 +234,19 @@ fn rows(args: &BlockedArgs, times: &[Times]) -> Vec<Row> {
 
 /// Inside of the job: what mpiexec would be.
 pub(super) fn ranks(args: &BlockedRankArgs) -> Result<Exit, Failed> {
-    let me = std::env::current_exe()?;
-    let mut children = Vec::new();
-    for rank in 0..args.ranks {
-        let mut command = Command::new(&me);
-        command.args(["bench", "blocked-rank", "--rank", &rank.to_string()]);
-        command.args(["--ranks", &args.ranks.to_string(), "--mb", &args.mb.to_string()]);
-        command.args(["--repeats", &args.repeats.to_string()]);
-        command.arg("--disk").arg(&args.disk).arg("--tmpfs").arg(&args.tmpfs);
-        if args.incremental_only {
-            command.arg("--incremental-only");
-        }
-        if args.huge_only {
-            command.arg("--huge-only");
-        }
-        children.push(command.spawn().context("a rank cannot be started")?);
-    }
-    let mut failed = false;
-    for mut child in children {
-        failed |= !child.wait()?.success();
-    }
-    Ok(if failed { Exit::Failure } else { Exit::Success })
+    let part = match (args.incremental_only, args.huge_only) {
+        (true, _) => &["--incremental-only"][..],
+        (_, true) => &["--huge-only"],
+        _ => &[],
+    };
+    job::wait(job::spawn("blocked-rank", args.ranks, |command| {
+        rank_args(command, (args.mb, args.repeats), (&args.disk, &args.tmpfs), part);
+    })?)
 }
 
 /// One rank of the job.
 pub(super) fn rank(args: &BlockedRankArgs) -> Result<Exit, Failed> {
-    let times = measure(args)?;
-    let bytes = serde_json::to_vec(&times).context("times as JSON")?;
-    std::fs::write(result_file(&args.disk, args.rank), bytes)?;
-    Ok(Exit::Success)
+    job::leave(&args.disk, args.rank, &measure(args)?)
 }
 
 fn timed(f: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<f64> {
@@ -293,11 +257,7 @@ fn timed(f: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<f64> {
 
 fn measure(args: &BlockedRankArgs) -> anyhow::Result<Times> {
     let bytes = usize::try_from(args.mb << 20)?;
-    let mut state = Vec::with_capacity(bytes);
-    if args.huge_only {
-        stanchion_mem::maps::want_huge_pages(&mut state);
-    }
-    state.resize(bytes, 0u8);
+    let mut state = vec![0u8; bytes];
     for (n, b) in state.iter_mut().enumerate() {
         *b = (n >> 3) as u8 ^ args.rank as u8;
     }
@@ -309,7 +269,10 @@ fn measure(args: &BlockedRankArgs) -> anyhow::Result<Times> {
     warm.mapping().warm(&|| false)?;
     warm.mapping().write(0, &state);
     client.barrier()?;
-    times.protect = timed(|| Ok(client.expect(0, bytes as u64)?))?;
+    times.protect = timed(|| {
+        client.gather(&state);
+        Ok(client.expect(0, bytes as u64)?)
+    })?;
     if !args.incremental_only && !args.huge_only {
         rounds(args, &mut client, &mut times, &mut state, &warm)?;
     }

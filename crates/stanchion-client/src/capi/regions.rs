@@ -6,6 +6,7 @@ use super::{
 };
 use crate::regions::{Region, RegionMut};
 use stanchion_format::regions::REGIONS_MAX;
+use stanchion_mem::maps::Span;
 use std::ffi::{c_char, c_int, c_void};
 
 /// `STN_INCREMENTAL`.
@@ -44,6 +45,9 @@ pub unsafe extern "C" fn stn_protect(
         if old.is_some_and(|old| old != (start.cast(), bytes)) {
             // Where it was may be unmapped next.
             c.settle();
+        }
+        if bytes > 0 && old != Some((start.cast(), bytes)) {
+            c.gather_at(Span { start: start as usize, len: bytes });
         }
         c.expect(old.map_or(0, |(_, bytes)| bytes) as u64, bytes as u64)
     };
