@@ -97,6 +97,10 @@ pub struct Rank {
     lent: Vec<Lent>,
     /// What of it was handed over: number, bytes.
     handed: Vec<(u64, u64)>,
+    /// Of its grid as it is written: its dataset, path and bytes.
+    grid: Option<Grid>,
+    /// Of the last dataset that was completed.
+    pub(crate) base: Option<Grid>,
     /// The pool is too small: this dataset goes into files.
     to_files: bool,
     hangs: bool,
@@ -104,6 +108,9 @@ pub struct Rank {
     pub(crate) said: Option<Own>,
     level: Level,
 }
+
+/// A file that changes in parts: its dataset, path and bytes.
+pub type Grid = (Key, String, Vec<u8>);
 
 /// One launch.
 #[derive(Debug)]
@@ -124,6 +131,11 @@ pub struct App {
     stopping: bool,
 }
 
+/// Blocks of a grid.
+const GRID_BLOCKS: u64 = 16;
+/// Bytes of one.
+pub const GRID_BLOCK: usize = 64;
+
 /// The files that a rank writes after a step.
 fn planned(
     cfg: &crate::scenario::App,
@@ -143,7 +155,23 @@ fn planned(
         };
         (path, content(value, id, n, len))
     };
-    (0..mix(value ^ u64::from(id.0)) % (cfg.files + 1)).map(file).collect()
+    let mut files: Vec<_> = (0..mix(value ^ u64::from(id.0)) % (cfg.files + 1)).map(file).collect();
+    if cfg.increments {
+        let rank = id.0;
+        let path =
+            if cfg.same_names { format!("state/g{rank}") } else { format!("step.{step}/g{rank}") };
+        files.push((path, grid(value, id)));
+    }
+    files
+}
+
+/// A file of which most is as it was in the dataset before: a fourth of its blocks are a function of what was computed.
+fn grid(value: u64, id: RankId) -> Vec<u8> {
+    let block = |n: u64| {
+        let changed = mix(value ^ n).is_multiple_of(4);
+        content(if changed { value } else { 0 }, id, 1 << 20 | n, GRID_BLOCK)
+    };
+    (0..GRID_BLOCKS).flat_map(block).collect()
 }
 
 /// The bytes of a file: a function of what was computed, the rank and the file's number.
@@ -182,6 +210,8 @@ impl World {
                     files: Vec::new(),
                     lent: Vec::new(),
                     handed: Vec::new(),
+                    grid: None,
+                    base: None,
                     to_files: false,
                     hangs: false,
                     said: None,
@@ -331,6 +361,8 @@ impl World {
                 State::Complete | State::Snapshot,
                 Answer::Failed { code: Code::Dropped | Code::Space, .. },
             ) => {
+                let r = self.rank(app, rank);
+                (r.grid, r.base) = (None, None);
                 self.children_stop(app, rank);
                 self.rank_ends_step(app, rank);
             }
@@ -423,6 +455,7 @@ impl World {
         let to_files = self.rank(app, rank).to_files;
         let mut files = Vec::new();
         let mut copies = Vec::new();
+        let mut grid = None;
         let mut ok = !invalid;
         for (path, bytes) in planned(&cfg, id, step, value) {
             files.push(FileDecl { rank: id, path: path.clone(), bytes: bytes.len() as u64 });
@@ -438,6 +471,9 @@ impl World {
             if to_files {
                 p.store.files.insert((key, slot, id, path.clone()), written);
             } else {
+                if cfg.increments && path.ends_with(&format!("/g{rank}")) {
+                    grid = Some((key, path.clone(), written.clone()));
+                }
                 copies.push((path.clone(), written));
             }
             self.judge.wrote(key, Piece { rank: id, path, bytes });
@@ -447,7 +483,11 @@ impl World {
         // Some of it may be memory that a child would not see as it is.
         let cow = self.sc.app.memory && self.sc.app.cow && !to_files && self.rng.chance(850);
         let mut later = Vec::new();
-        let memory = self.copy_in(agent, &lent, &copies, &handed, cow.then_some(&mut later));
+        // A child copies all, and what was handed over is the beginning of all.
+        let base = self.rank(app, rank).base.clone().filter(|_| !cow && handed.is_empty());
+        self.rank(app, rank).grid = grid;
+        let later_of = cow.then_some(&mut later);
+        let memory = self.copy_in(agent, &lent, (&copies, base), &handed, later_of);
         if self.violation.is_some() {
             return;
         }
@@ -472,7 +512,9 @@ impl World {
     }
 
     fn rank_completed(&mut self, app: usize, rank: usize) {
-        let Some((key, _)) = self.rank(app, rank).open.take() else {
+        let r = self.rank(app, rank);
+        r.base = r.grid.take();
+        let Some((key, _)) = r.open.take() else {
             return self.rank_ends_step(app, rank);
         };
         let dice = mix(self.rank(app, rank).value) % 1000;

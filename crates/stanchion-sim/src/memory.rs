@@ -4,11 +4,13 @@
 //! looked after: nobody writes where a dataset is (FM-P3), and nobody is lent what another living process maps
 //! (FM-P2).
 
+use crate::app::{GRID_BLOCK, Grid};
 use crate::store::FileId;
 use crate::stores::{Device, Whose};
 use crate::world::{Event, World};
 use stanchion_core::api::{AgentEvent, ConnId};
-use stanchion_format::client::{Lent, MemoryFile, Part, PartFrom};
+use stanchion_format::changed::{Changed, ChangedWriter};
+use stanchion_format::client::{Base, Lent, MemoryFile, Part, PartFrom};
 use stanchion_format::ids::{AgentId, ExtentId, Key, RankId, SlotId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,8 +26,44 @@ pub struct Memory {
     pub(crate) mapped: BTreeMap<ExtentId, BTreeSet<ConnId>>,
     /// Files that are in them.
     pub(crate) files: BTreeMap<FileId, Vec<ExtentId>>,
+    /// What was in them when they were kept: what is damaged later is not what a rank has not written again.
+    pub(crate) whole: BTreeMap<FileId, Vec<u8>>,
     /// Where it is stored.
     pub(crate) device: Device,
+}
+
+fn file_name(path: &str) -> Option<&str> {
+    path.rsplit('/').next()
+}
+
+/// A grid as what another one is but for the blocks that differ, if they are of one size; and those.
+fn over((key, path, theirs): &Grid, bytes: &[u8]) -> (Option<Base>, Vec<u8>) {
+    if theirs.len() != bytes.len() {
+        return (None, bytes.to_vec());
+    }
+    let mut changed = ChangedWriter::default();
+    let mut own = Vec::new();
+    for (theirs, ours) in theirs.chunks(GRID_BLOCK).zip(bytes.chunks(GRID_BLOCK)) {
+        if theirs == ours {
+            changed.same(ours.len() as u64);
+        } else {
+            changed.own(ours.len() as u64);
+            own.extend_from_slice(ours);
+        }
+    }
+    (Some(Base { key: *key, path: path.clone(), changed: changed.finish() }), own)
+}
+
+fn merged(theirs: &[u8], mut own: &[u8], changed: &Changed) -> Vec<u8> {
+    let mut all = Vec::new();
+    for stretch in changed.stretches() {
+        let (at, same) = (all.len(), stretch.same as usize);
+        all.extend_from_slice(theirs.get(at..at + same).unwrap_or_default());
+        let (first, rest) = own.split_at(own.len().min(stretch.own as usize));
+        all.extend_from_slice(first);
+        own = rest;
+    }
+    all
 }
 
 impl World {
@@ -113,7 +151,7 @@ impl World {
         &mut self,
         id: AgentId,
         lent: &[Lent],
-        files: &[(String, Vec<u8>)],
+        (files, base): (&[(String, Vec<u8>)], Option<Grid>),
         handed: &[(u64, u64)],
         mut later: Option<&mut Vec<Copy>>,
     ) -> Option<Vec<MemoryFile>> {
@@ -128,6 +166,11 @@ impl World {
         );
         let mut out = Vec::new();
         for (path, bytes) in files {
+            let (base, own) = match base.as_ref().filter(|b| file_name(&b.1) == file_name(path)) {
+                Some(base) => over(base, bytes),
+                None => (None, bytes.clone()),
+            };
+            let bytes = &own;
             let mut parts = Vec::new();
             let mut done = 0;
             while done < bytes.len() {
@@ -160,7 +203,7 @@ impl World {
                     room.push((rest, left - step));
                 }
             }
-            out.push(MemoryFile { path: path.clone(), base: None, parts });
+            out.push(MemoryFile { path: path.clone(), base, parts });
         }
         Some(out)
     }
@@ -175,6 +218,7 @@ impl World {
         let Some(p) = self.agents.get_mut(&id) else { return };
         let taken = p.memory.device.taken.remove(&(key, slot, rank)).unwrap_or_default();
         let mut kept: BTreeSet<ExtentId> = BTreeSet::new();
+        let mut over = 0;
         for (file, bytes) in files {
             let mut all = Vec::new();
             let mut ids = Vec::new();
@@ -195,13 +239,26 @@ impl World {
                     from.and_then(|e| e.get(offset as usize..(offset + part.bytes) as usize));
                 all.extend_from_slice(from.unwrap_or_default());
             }
+            if let Some(base) = &file.base {
+                let place = (base.key, slot, rank, base.path.clone());
+                // None: it is gone, and this is no file.
+                let Some(theirs) = p.memory.whole.get(&place) else { continue };
+                all = merged(theirs, &all, &base.changed);
+                over += 1;
+                ids.extend(p.memory.files.get(&place).into_iter().flatten());
+            }
             if all.len() as u64 == bytes {
                 let place = (key, slot, rank, file.path);
                 kept.extend(&ids);
+                p.memory.whole.insert(place.clone(), all.clone());
                 p.store.files.insert(place.clone(), all);
                 p.memory.files.insert(place, ids);
             }
         }
+        if over > 0 {
+            self.note(|| format!("    rank {rank} of {key} has an increment"));
+        }
+        let Some(p) = self.agents.get_mut(&id) else { return };
         // What was handed over and is in no file is nobody's.
         let free = taken.values().filter_map(|t| t.extent).filter(|e| !kept.contains(e));
         let free: Vec<ExtentId> = free.collect();
@@ -216,6 +273,7 @@ impl World {
         let places: Vec<FileId> = p.memory.files.keys().filter(|f| gone(f)).cloned().collect();
         let mut freed: BTreeSet<ExtentId> = BTreeSet::new();
         for place in places {
+            p.memory.whole.remove(&place);
             freed.extend(p.memory.files.remove(&place).unwrap_or_default());
         }
         let of = |w: &Whose| gone(&(w.0, w.1, w.2, String::new()));

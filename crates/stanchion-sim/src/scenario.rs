@@ -27,6 +27,8 @@ pub struct App {
     pub memory: bool,
     /// Children of the ranks copy behind them; only with `memory`.
     pub cow: bool,
+    /// What of a file is as in the dataset before is not written again.
+    pub increments: bool,
     /// Ranks wait for a level after so many of a thousand datasets.
     pub wait_permille: u32,
 }
@@ -83,6 +85,7 @@ impl Scenario {
             wait_permille: rng.pick(&[0, 300, 800]),
             memory: rng.chance(500),
             cow: Rng::new(seed, 4).chance(500),
+            increments: Rng::new(seed, 6).chance(500),
         };
         let cow = app.memory && app.cow;
         let stores = rng.chance(500);

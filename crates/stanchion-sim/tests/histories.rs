@@ -111,3 +111,17 @@ fn a_broken_history_is_shortened_to_the_fault_that_matters() {
     assert!(!short.faults.iter().all(|f| matches!(f.what, What::NetLoss(_))));
     assert_eq!(check(short, false).violation.map(|v| v.rule), Some(v.rule));
 }
+
+#[test]
+fn increments_are_made_and_restarted_from() {
+    // Whether their bytes are right is looked after by the judge; this, that there are any.
+    let (mut increments, mut restarts) = (0, 0);
+    for seed in (0..400).filter(|seed| Scenario::new(*seed).app.increments) {
+        let verdict = check(Scenario::new(seed), true);
+        assert!(verdict.violation.is_none(), "seed {seed}: {:?}", verdict.violation);
+        let has = verdict.trace.iter().filter(|line| line.contains("has an increment")).count();
+        increments += has;
+        restarts += if has > 0 { verdict.restarts } else { 0 };
+    }
+    assert!(increments > 300 && restarts > 30, "{increments} increments, {restarts} restarts");
+}
