@@ -110,6 +110,7 @@ pub enum AgentError {
 pub fn run(options: AgentOptions, ready: impl FnOnce(ReadyInfo)) -> Result<(), AgentError> {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     raise_file_limit();
+    stanchion_mem::maps::give_large_buffers_back();
     let text = |p: &PathBuf| p.to_str().map(str::to_owned).ok_or(AgentError::Path(p.clone()));
     let config = AgentConfig {
         id: options.id,

@@ -146,6 +146,16 @@ pub fn gather_huge_pages(memory: Span) {
     }
 }
 
+/// From now on large buffers of this process go back to the system when they are freed. By itself glibc keeps what is as
+/// large as any that was freed before, in each thread's heap.
+pub fn give_large_buffers_back() {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: it sets a number of the allocator's.
+        let _kept_otherwise = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 512 << 10) };
+    }
+}
+
 fn judge(maps: &[Mapping], regions: &[Span], purpose: Purpose) -> Vec<(usize, Why)> {
     let page = page_size();
     let each = regions.iter().map(|r| hindrance(maps, r.touched(page), purpose));
