@@ -17,9 +17,7 @@ use stanchion_format::config::Settings;
 use stanchion_format::ids::{AgentId, JobId, Key, PeerId, RankId, SlotId};
 use stanchion_format::limits::{EXTENTS_PER_ANSWER_MAX, PARTS_PER_ANSWER_MAX, TEXT_BYTES_MAX};
 use stanchion_format::peer::{AgentAddr, Msg, Severity, Trouble};
-use stanchion_format::segment::SEGMENT_BYTES_MAX;
 use stanchion_io::cache::{Cache, Lies};
-use stanchion_io::store::{Store, StoreConfig};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -33,6 +31,7 @@ use crate::orphans::{End, OrphanError, lead_orphans};
 use crate::pool::Pool;
 use crate::ranks::{Ranks, RanksError};
 use crate::secret::Secret;
+use crate::store::{self, StoreError};
 
 /// A `Tick` comes at least so often.
 const TICK: Duration = Duration::from_millis(100);
@@ -42,10 +41,6 @@ const RANK_EVENTS_MAX: usize = 1024;
 const END_DEADLINE: Duration = Duration::from_secs(5);
 /// At the end: for an orphans' controller in this process to tell the others.
 const LEAD_END_DEADLINE: Duration = Duration::from_secs(30);
-
-/// Chunks of a segment of the store, and the least that it has, bytes.
-const SEGMENT_CHUNKS: u64 = 16;
-const SEGMENT_BYTES_LEAST: u64 = 64 << 20;
 
 /// What an agent is started with.
 #[derive(Debug)]
@@ -85,6 +80,9 @@ pub enum AgentError {
     /// The cache cannot be used.
     #[error("the cache {0}: {1}")]
     Cache(PathBuf, Trouble),
+    /// The store that the settings ask for cannot be had.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// A path that ranks are told is not text.
     #[error("the path {0:?} is not UTF-8")]
     Path(PathBuf),
@@ -119,7 +117,7 @@ pub fn run(options: AgentOptions, ready: impl FnOnce(ReadyInfo)) -> Result<(), A
         prefix: text(&options.prefix)?,
         settings: options.settings.clone(),
         pool_bytes_max: options.pool_bytes_max,
-        stores: store_wanted(&options),
+        stores: false,
         bugs: Bugs::default(),
     };
     let terminate = || async {
@@ -136,13 +134,15 @@ pub fn run(options: AgentOptions, ready: impl FnOnce(ReadyInfo)) -> Result<(), A
         }
         drop(ignored);
     };
-    run_with(options, |now| Agent::new(config, now), ready, terminate)
+    let mind = |stores, now| Agent::new(AgentConfig { stores, ..config }, now);
+    run_with(options, mind, ready, terminate)
 }
 
-/// The same with any mind, and without changes to the process; `terminate` is an order to leave.
+/// The same with any mind, and without changes to the process; `terminate` is an order to leave. The mind is told
+/// whether what ranks hand over in memory is stored, and comes back: what it tells them to wait for.
 pub fn run_with<M, F>(
     options: AgentOptions,
-    mind: impl FnOnce(Now) -> M,
+    mind: impl FnOnce(bool, Now) -> M,
     ready: impl FnOnce(ReadyInfo),
     terminate: impl FnOnce() -> F,
 ) -> Result<(), AgentError>
@@ -150,12 +150,7 @@ where
     M: AgentMind,
     F: Future<Output = ()>,
 {
-    // 0: what the device has.
-    let bytes_max = match options.settings.number("cache_bytes_max") {
-        0 => u64::MAX,
-        max => max,
-    };
-    let mut cache = Cache::open(&options.cache, bytes_max)
+    let mut cache = Cache::open(&options.cache, store::bytes_max(&options.settings))
         .map_err(|trouble| AgentError::Cache(options.cache.clone(), trouble))?;
     let (memory_to, memory) = mpsc::unbounded_channel();
     let freed = memory_to.clone();
@@ -164,15 +159,16 @@ where
         let _ = freed.send(AgentEvent::Released(vec![id]));
     }));
     let (trouble_to, trouble) = mpsc::unbounded_channel();
-    if store_wanted(&options) {
-        match open_store(&options, bytes_max) {
-            Ok(store) => {
-                info!(root = %store.root().display(), "checkpoints in memory go to segments: {}", store.facts());
-                let chunk = options.settings.number("chunk_bytes");
-                let told = Box::new(move |t: &Trouble| drop(trouble_to.send(t.clone())));
-                cache.use_store(Arc::new(store), chunk, told);
-            }
-            Err(trouble) => warn!(%trouble, "no store: checkpoints stay in memory"),
+    match store::open(&options.cache, &options.settings) {
+        Ok(Some(store)) => {
+            let chunk = options.settings.number("chunk_bytes");
+            let told = Box::new(move |t: &Trouble| drop(trouble_to.send(t.clone())));
+            cache.use_store(Arc::new(store), chunk, told);
+        }
+        Ok(None) => {}
+        Err(error) => {
+            cache.remove_all();
+            return Err(error.into());
         }
     }
     let cache = Arc::new(cache);
@@ -195,32 +191,6 @@ where
     runtime.shutdown_background();
     cache.remove_all();
     ended
-}
-
-/// Does what ranks write in memory go to the device of the cache?
-fn store_wanted(options: &AgentOptions) -> bool {
-    const TMPFS: rustix::fs::FsWord = 0x0102_1994;
-    const RAMFS: rustix::fs::FsWord = 0x8584_58f6;
-    match options.settings.text("cache_store") {
-        "memory" => false,
-        "segments" => true,
-        _ => rustix::fs::statfs(options.cache.parent().unwrap_or(&options.cache))
-            .is_ok_and(|s| s.f_type != TMPFS && s.f_type != RAMFS),
-    }
-}
-
-fn open_store(options: &AgentOptions, bytes_max: u64) -> Result<Store, Trouble> {
-    // Several agents may share a disk, and at the end all is removed: no larger than it must be to cost nothing.
-    let chunks = options.settings.number("chunk_bytes").saturating_mul(SEGMENT_CHUNKS);
-    let segment_bytes = chunks.clamp(SEGMENT_BYTES_LEAST, SEGMENT_BYTES_MAX);
-    // An agent that dies is its node's loss: nobody will look for what it wrote (FM-F2a).
-    let config = StoreConfig {
-        segment_bytes,
-        bytes_max: bytes_max.saturating_add(segment_bytes),
-        durable: false,
-        ..StoreConfig::default()
-    };
-    Store::open(&Cache::store_dir(&options.cache), config)
 }
 
 /// As many open files as the system allows: a link, a rank and a data connection are one each.
@@ -284,7 +254,7 @@ impl<M: AgentMind> Daemon<M> {
         options: &AgentOptions,
         cache: Arc<Cache>,
         (memory_to, memory): MemoryEvents,
-        mind: impl FnOnce(Now) -> M,
+        mind: impl FnOnce(bool, Now) -> M,
     ) -> Result<(Daemon<M>, Sources, SocketAddr), AgentError> {
         let settings = options.settings.clone();
         let silence = Duration::from_millis(settings.number("silence_timeout_ms"));
@@ -317,7 +287,7 @@ impl<M: AgentMind> Daemon<M> {
         let gate = tokio::spawn(accepting).abort_handle();
         let clock = Clock::new();
         let daemon = Daemon {
-            mind: mind(clock.now()),
+            mind: mind(cache.has_store(), clock.now()),
             clock,
             who,
             links,

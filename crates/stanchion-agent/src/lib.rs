@@ -8,6 +8,7 @@
 //! - [`lead`]: drives core's controller, in the runner or in an orphaned agent.
 //! - [`orphans`]: what an agent does before it may lead the others.
 //! - [`mind`]: core as seen from here.
+//! - [`store`]: whether what lies in memory goes to the cache's disk.
 
 pub mod bulk;
 pub mod daemon;
@@ -18,3 +19,4 @@ pub mod orphans;
 mod pool;
 pub mod ranks;
 pub mod secret;
+pub mod store;

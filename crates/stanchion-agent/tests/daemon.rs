@@ -11,6 +11,7 @@ use stanchion_agent::lead::{LeadConfig, lead_with};
 use stanchion_agent::link::{Credentials, LinkEvent, Links, Tuning};
 use stanchion_agent::mind::{AgentMind, ControllerMind};
 use stanchion_agent::secret::Secret;
+use stanchion_agent::store::{NotDurable, StoreError};
 use stanchion_core::api::*;
 use stanchion_core::bugs::Bugs;
 use stanchion_core::controller::{ControllerConfig, Purpose, Status};
@@ -116,7 +117,7 @@ async fn start(id: u32, dir: &Path, respond: Respond) -> Agent {
     let terminate = Arc::new(Notify::new());
     let order = terminate.clone();
     let thread = std::thread::spawn(move || {
-        let mind = |_| Script { respond, seen: seen_to };
+        let mind = |_, _| Script { respond, seen: seen_to };
         let ready = |info| ready_to.send(info).unwrap();
         run_with(options, mind, ready, || async move { order.notified().await })
     });
@@ -273,7 +274,7 @@ async fn agents_reach_each_other_and_see_each_other_go() {
 fn what_does_not_start_says_why_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let never = |_: ReadyInfo| panic!("it must not get ready");
-    let mind = |_| -> Script { panic!("it must not think") };
+    let mind = |_, _| -> Script { panic!("it must not think") };
     let mut no_cache = options(1, dir.path());
     std::fs::write(&no_cache.cache, "a file").unwrap();
     let error = run_with(no_cache, mind, never, std::future::pending::<()>).unwrap_err();
@@ -293,6 +294,71 @@ fn what_does_not_start_says_why_and_leaves_nothing() {
     assert!(matches!(error, AgentError::Listen(_)), "{error}");
     let shown = format!("{:?}", options(1, dir.path()));
     assert!(shown.contains("Secret(..)") && !shown.contains("9, 9"), "{shown}");
+}
+
+/// An agent with these settings that must not start; its cache is in `dir`.
+fn refused(dir: &Path, set: &[(&str, &str)]) -> AgentError {
+    let mut options = options(1, dir);
+    for (name, value) in set {
+        options.settings.set(name, value).unwrap();
+    }
+    let (cache, socket) = (options.cache.clone(), options.socket.clone());
+    let never = |_: ReadyInfo| panic!("it must not get ready");
+    let mind = |_, _| -> Script { panic!("it must not think") };
+    let error = run_with(options, mind, never, std::future::pending::<()>).unwrap_err();
+    assert!(!cache.exists() && !socket.exists());
+    error
+}
+
+#[test]
+fn a_store_that_was_asked_for_and_cannot_be_had_is_an_error() {
+    // FM-N1: cache_durable promises a disk.
+    let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let error = refused(memory.path(), &[("cache_durable", "1")]);
+    let why = NotDurable::MemoryFs;
+    assert!(
+        matches!(&error, AgentError::Store(StoreError::NotDurable(_, w)) if *w == why),
+        "{error}"
+    );
+    assert!(error.to_string().contains("cache_dir"), "{error}");
+    let error = refused(memory.path(), &[("cache_durable", "1"), ("cache_store", "segments")]);
+    assert!(
+        matches!(&error, AgentError::Store(StoreError::NotDurable(_, w)) if *w == why),
+        "{error}"
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let error = refused(dir.path(), &[("cache_durable", "1"), ("cache_store", "memory")]);
+    let why = NotDurable::Pool;
+    assert!(
+        matches!(&error, AgentError::Store(StoreError::NotDurable(_, w)) if *w == why),
+        "{error}"
+    );
+}
+
+/// Does an agent with these settings say that it stores what ranks hand over? It must start.
+fn says_it_stores(mut options: AgentOptions, set: &[(&str, &str)]) -> bool {
+    for (name, value) in set {
+        options.settings.set(name, value).unwrap();
+    }
+    let told = std::cell::Cell::new(None);
+    let mind = |stores, _| {
+        told.set(Some(stores));
+        let (seen, _) = mpsc::unbounded_channel();
+        Script { respond: Box::new(|_| Vec::new()), seen }
+    };
+    run_with(options, mind, |_| {}, || std::future::ready(())).unwrap();
+    told.get().expect("it thinks")
+}
+
+#[test]
+fn ranks_are_told_of_a_store_only_where_there_is_one() {
+    // FM-T6: they wait for memory that the store gives back; without one nobody ever would.
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    assert!(says_it_stores(options(1, dir.path()), &[("cache_store", "segments")]));
+    assert!(!says_it_stores(options(1, dir.path()), &[("cache_store", "memory")]));
+    // Segments are whole blocks, whatever a chunk is.
+    let odd = [("cache_store", "segments"), ("chunk_bytes", "5000001")];
+    assert!(says_it_stores(options(1, dir.path()), &odd));
 }
 
 /// A controller by a rule.

@@ -119,7 +119,7 @@ async fn start(id: u32, dir: &Path) -> Node {
     };
     let (ready_to, ready) = oneshot::channel();
     let thread = std::thread::spawn(move || {
-        let mind = |now| Agent::new(config, now);
+        let mind = |stores, now| Agent::new(AgentConfig { stores, ..config }, now);
         run_with(options, mind, |info| ready_to.send(info).unwrap(), std::future::pending::<()>)
     });
     Node { ready: soon(ready).await.unwrap(), thread, cache, socket }

@@ -62,8 +62,9 @@ pub const SETTINGS: &[Setting] = &[
         "0",
         Unit::Bool,
         Scope::Launch,
-        "1: a checkpoint counts as protected only when the node's own part is on its disk and synced: then it survives \
-         the power loss of its node, if its disk does.",
+        "1: a checkpoint counts as protected only when the node's own part is written to its disk and synced; cache_dir \
+         must be on one. Slower, and no restart reads it yet: an agent starts with an empty cache, and what survives the \
+         power loss of all nodes is what was flushed.",
     ),
     row(
         "cache_datasets",
