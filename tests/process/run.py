@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the tests of real processes: run.py [--mpi openmpi,mpich] [--only WORD] [--list] [--no-mpi]"""
+"""Runs the tests of real processes: run.py [--mpi openmpi,mpich] [--only WORD] [--list] [--verbose]"""
 
 import argparse
 import importlib
@@ -72,18 +72,26 @@ def main():
     parser.add_argument("--mpi", default=os.environ.get("MPI", "openmpi"))
     parser.add_argument("--only", default="")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--verbose", action="store_true", help="also a line for each test that passes")
     args = parser.parse_args()
     signal.signal(signal.SIGALRM, on_alarm)
+    each = args.verbose or sys.stdout.isatty()
     tests = [t for t in collect(args.mpi.split(",")) if args.only in t[0]]
     if args.list:
         print("\n".join(t[0] for t in tests))
         return 0
     counts = {"ok": 0, "FAIL": 0, "SKIP": 0}
     skipped, failures = [], []
+    module, since = None, time.monotonic()
     for name, fn, mpi, seconds in tests:
+        if name.split(".")[0] != module:
+            # What a log keeps of a long run is little: what passed must not hide what failed.
+            module, now = name.split(".")[0], time.monotonic()
+            print(f"[{now - since:.0f} s] {module}", flush=True)
         outcome, text = run_one(name, fn, mpi, seconds)
         counts[outcome] += 1
-        print(f"{outcome:4} {name} ({run_one.seconds:.1f} s)", flush=True)
+        if outcome != "ok" or each:
+            print(f"{outcome:4} {name} ({run_one.seconds:.1f} s)", flush=True)
         if outcome == "FAIL":
             failures.append(name)
             print("    " + text.replace("\n", "\n    "), flush=True)
