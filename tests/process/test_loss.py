@@ -39,6 +39,20 @@ def protected(run, after):
     return at + 1, event
 
 
+def losses_before_protected(run, lose, ranks):
+    """Two nodes are lost, each right behind a commit: the newest dataset or the one before it is used."""
+    at, _ = protected(run, committed(run, 0))
+    for rank in ranks:
+        at, _ = run.wait_event("committed", after=at)
+        lose(rank)
+        at, _ = run.wait_event("node_lost", after=at)
+        at, chosen = run.wait_event("restart_chosen", after=at)
+        check(chosen["dataset"], f"a restart from nothing: {chosen}")
+        at, _ = run.wait_event("launching", after=at)
+    run.finish()
+    run.same()
+
+
 def three_losses(run, lose):
     """Lets the job make a protected checkpoint, loses something, three times; then to the end."""
     at = 0

@@ -12,7 +12,7 @@ from pathlib import Path
 import test_damage
 import test_loss
 from harness import Skip, check, until
-from test_loss import ARGS, RANKS, committed, protected, three_losses
+from test_loss import ARGS, RANKS, committed, losses_before_protected, protected, three_losses
 
 PROGRAM = "heat2d_regions"
 FILES = "*.stn"
@@ -275,16 +275,7 @@ def test_a_rank_dies_while_it_copies(lab):
 def test_a_node_dies_before_its_regions_are_protected(lab):
     # FM-L1, FM-L2: what was in its pool alone is lost, and the dataset before it is used if need be.
     run = heat(lab, spares=2, step_ms=40)
-    at, _ = protected(run, committed(run, 0))
-    for n in range(2):
-        at, _ = run.wait_event("committed", after=at)
-        run.kill_node((3, 6)[n])
-        at, _ = run.wait_event("node_lost", after=at)
-        at, chosen = run.wait_event("restart_chosen", after=at)
-        check(chosen["dataset"], f"a restart from nothing: {chosen}")
-        at, _ = run.wait_event("launching", after=at)
-    run.finish()
-    run.same()
+    losses_before_protected(run, run.kill_node, (3, 6))
 
 
 def full_pool(lab, policy):
