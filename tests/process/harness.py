@@ -99,7 +99,15 @@ class Lab:
 
     @staticmethod
     def shm():
-        return {n for n in os.listdir("/dev/shm") if not n.startswith("stn-test-")}
+        """Shared memory that nobody maps: what a living job of somebody else has is not left by ours."""
+        there = {n for n in os.listdir("/dev/shm") if not n.startswith("stn-test-")}
+        for pid in filter(str.isdigit, os.listdir("/proc")) if there else ():
+            try:
+                maps = Path(f"/proc/{pid}/maps").read_text()
+            except OSError:
+                continue
+            there -= {line.split("/dev/shm/", 1)[1].split("/")[0].strip() for line in maps.splitlines() if "/dev/shm/" in line}
+        return there
 
     def processes(self):
         """Processes that belong to this lab: its directory is in their command line or environment."""
