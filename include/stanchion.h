@@ -253,8 +253,10 @@ int stn_cow_text(stn_ctx *ctx, char *buf, size_t buf_len);
  * all signals blocked, gone when all is copied) copies them; who writes to a page
  * that is not copied yet waits for its block (256 KiB, or a huge page), which comes
  * first. It ends with its process: what a dead rank had not copied is not stored.
- * Memory in huge pages (MADV_HUGEPAGE, or the setting region_huge_pages) is protected
- * fastest, and stays in them.
+ * Memory in huge pages is protected several times faster, and stays in them: behind the
+ * first such checkpoint the thread gathers it in huge pages, where the system grants
+ * them (MADV_COLLAPSE; setting region_huge_pages). A region that must not be wants
+ * MADV_NOHUGEPAGE.
  *   Memory must stay mapped until it is copied: before it is given back, call
  * stn_unprotect, or stn_protect with the new place, which wait for that. Memory that
  * was unmapped, moved or dropped all the same (munmap, realloc, MADV_DONTNEED) is

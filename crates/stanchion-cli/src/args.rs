@@ -532,7 +532,7 @@ pub struct BlockedRankArgs {
     #[arg(long)]
     pub incremental_only: bool,
     #[arg(long)]
-    pub huge_only: bool,
+    pub cow_only: bool,
 }
 
 /// `stanchion bench routed`.

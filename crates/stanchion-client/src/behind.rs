@@ -9,7 +9,7 @@ use rustix::net::{SendFlags, Shutdown, send, shutdown};
 use stanchion_format::ids::DatasetNo;
 use stanchion_mem::cow::{CowError, Manner, Reins, Snapshot};
 use stanchion_mem::forked::{ForkError, Forked};
-use stanchion_mem::maps::Judged;
+use stanchion_mem::maps::{Judged, Span, gather_huge_pages_while};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Barrier};
@@ -51,12 +51,13 @@ pub(crate) struct Copying {
 
 impl Copying {
     /// Serves who waits at once, copies the rest when it is let go, says `copied` over the link if that was all, and
-    /// ends the link.
+    /// ends the link. Then it gathers `scattered` in huge pages, until somebody waits for it.
     pub(crate) fn start(
         (no, snapshot): (DatasetNo, Snapshot),
         (link, copied): (OwnedFd, Vec<u8>),
         bytes_per_s: u64,
         regions: Vec<(usize, u64)>,
+        scattered: Vec<Span>,
     ) -> Result<Copying, Error> {
         let os =
             |errno| Error::Behind { no, region: None, cause: CowError::Os { index: 0, errno } };
@@ -74,6 +75,11 @@ impl Copying {
             }
             // A child of the application's may hold it too: closing it would not be enough.
             let _ = shutdown(&link, Shutdown::Both);
+            if done.is_ok() {
+                for memory in scattered {
+                    gather_huge_pages_while(memory, || !its_reins.is_urged());
+                }
+            }
             done
         };
         let thread = quietly(|| {

@@ -18,7 +18,7 @@ use stanchion_mem::copy::Piece;
 use stanchion_mem::cow::{Faults, Lacking, Snapshot, USUAL_BLOCK, pinned, probe};
 use stanchion_mem::forked::{Forked, Manner, forked_copy_unchecked};
 use stanchion_mem::maps::{self, Purpose, Span};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 use std::time::Instant;
 
@@ -78,12 +78,17 @@ enum Way {
     AtOnce,
 }
 
+/// A thread may be stopped before it has gathered all, and the system may have no huge pages: so often it is tried.
+const GATHER_TRIES_MAX: u8 = 3;
+
 /// What is remembered between such checkpoints.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshots {
     pub(crate) copies: Copies,
     /// Regions that nothing but this process's instructions writes to.
     no_io: BTreeSet<u64>,
+    /// How often a thread was to gather memory in huge pages.
+    gathered: BTreeMap<(usize, usize), u8>,
     by: CopiedBy,
     reason: Option<Reason>,
     /// It was said why they are slow.
@@ -140,14 +145,14 @@ impl Client {
         };
     }
 
-    /// With the setting `region_huge_pages`: gathers a region's memory in huge pages. Local.
+    /// Where the setting `region_huge_pages` is `always`: gathers a region's memory in huge pages. Local.
     pub fn gather(&self, memory: &[u8]) {
         self.gather_at(Span { start: memory.as_ptr().addr(), len: memory.len() });
     }
 
     /// The same; it need not be there.
     pub(crate) fn gather_at(&self, memory: Span) {
-        if self.settings().flag("region_huge_pages") {
+        if self.settings().text("region_huge_pages") == "always" {
             maps::gather_huge_pages(memory);
         }
     }
@@ -335,7 +340,32 @@ impl Client {
         let snapshot = unsafe { Snapshot::begin_unchecked(pieces, USUAL_BLOCK, faults) }
             .map_err(|cause| Error::Protect { cause })?;
         let bytes_per_s = self.settings().number("cow_bytes_per_s");
-        Copying::start((begun.no, snapshot), (link, copied), bytes_per_s, firsts)
+        let scattered = self.scattered(pieces, &firsts);
+        Copying::start((begun.no, snapshot), (link, copied), bytes_per_s, firsts, scattered)
+    }
+
+    /// What is to be gathered in huge pages behind the caller: where a region is now, if that was not tried often.
+    fn scattered(&mut self, pieces: &[Piece], firsts: &[(usize, u64)]) -> Vec<Span> {
+        if self.settings().text("region_huge_pages") != "auto" {
+            return Vec::new();
+        }
+        let ends = firsts.iter().skip(1).map(|(first, _)| *first).chain([pieces.len()]);
+        let all = firsts.iter().zip(ends).filter_map(|((first, _), end)| {
+            let region = &pieces[*first..end];
+            let start = region.first()?.src.addr();
+            Some(Span { start, len: region.iter().map(|p| p.len).sum() })
+        });
+        let before = std::mem::take(&mut self.snapshots.gathered);
+        let mut scattered = Vec::new();
+        for memory in all {
+            let at = (memory.start, memory.len);
+            let tries = before.get(&at).copied().unwrap_or(0);
+            if tries < GATHER_TRIES_MAX {
+                scattered.push(memory);
+            }
+            self.snapshots.gathered.insert(at, tries.saturating_add(1));
+        }
+        scattered
     }
 
     /// A child that copies all pieces and says so on a connection of its own.

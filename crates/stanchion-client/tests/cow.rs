@@ -17,6 +17,8 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 const BYTES: usize = 3 << 20;
 /// Only what somebody waits for is copied.
@@ -46,10 +48,25 @@ fn stored(pool: &Pool, seed: u8) -> bool {
     file.windows(BYTES).step_by(4096).any(|part| part == state(seed))
 }
 
+/// Who counts threads has the process alone.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.filter_map(|t| std::fs::read_to_string(t.ok()?.path().join("comm")).ok());
     names.filter(|name| name.trim() == "stn-cow").count()
+}
+
+/// Who was waited for may be listed for a moment more.
+fn no_threads() {
+    let until = Instant::now() + Duration::from_secs(30);
+    while threads() > 0 {
+        assert!(Instant::now() < until, "the thread does not end");
+        std::thread::yield_now();
+    }
 }
 
 fn said(requests: &[Request], what: &Request) -> usize {
@@ -74,7 +91,7 @@ fn copies(declared: bool, by: CopiedBy) {
     assert_eq!(was, by, "{words}");
     memory.fill(9);
     client.settle();
-    assert_eq!(threads(), 0);
+    no_threads();
     assert!(stored(&pool, 1));
     client.finalize().unwrap();
     drop(client);
@@ -88,6 +105,7 @@ fn copies(declared: bool, by: CopiedBy) {
 /// Not a test of its own: what an ordinary user does.
 #[test]
 fn ordinary_user() {
+    let _alone = alone();
     if std::env::var_os("STN_TEST_ORDINARY").is_none() || faults() != Some(Faults::User) {
         return;
     }
@@ -135,13 +153,62 @@ fn as_an_ordinary_user_declared_regions_alone_are_protected() {
 
 #[test]
 fn a_thread_copies_and_is_gone() {
+    let _alone = alone();
     if faults() == Some(Faults::All) {
         copies(false, CopiedBy::Userfaultfd);
     }
 }
 
+/// What of the memory is in huge pages, KiB.
+fn huge_kb(memory: &[u8]) -> usize {
+    let (start, end) = (memory.as_ptr().addr(), memory.as_ptr().addr() + memory.len());
+    let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let (mut inside, mut sum) = (false, 0);
+    for line in text.lines() {
+        let range = line.split(' ').next().and_then(|r| r.split_once('-'));
+        let hex = |t| usize::from_str_radix(t, 16).ok();
+        if let Some((from, to)) = range.and_then(|(a, b)| Some((hex(a)?, hex(b)?))) {
+            inside = from < end && start < to;
+        } else if let Some(kb) = line.strip_prefix("AnonHugePages:").filter(|_| inside) {
+            sum += kb.trim().trim_end_matches(" kB").parse::<usize>().unwrap();
+        }
+    }
+    sum
+}
+
+#[test]
+fn memory_is_gathered_in_huge_pages_behind_the_first_copy() {
+    let _alone = alone();
+    let granted = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    if faults().is_none() || granted.is_ok_and(|text| text.contains("[never]")) {
+        println!("left out: no huge pages, or no thread");
+        return;
+    }
+    for (setting, gathered) in [("auto", true), ("never", false)] {
+        let pool = pool();
+        let fake = pool.fake();
+        let mut client = connect(&fake, &[("STANCHION_REGION_HUGE_PAGES", setting)]);
+        client.declare_no_io(4, true);
+        let mut memory = vec![0; 8 << 20];
+        // As they come where the system does not give them by itself.
+        memory.iter_mut().step_by(4096).enumerate().for_each(|(n, byte)| *byte = n as u8);
+        let before = huge_kb(&memory);
+        let regions = [Region { id: 4, bytes: &memory }];
+        client.checkpoint_cow("d", FLAG_CHECKPOINT, &regions).unwrap();
+        no_threads();
+        // All but the ends, which are parts of one.
+        let least = if gathered { 4 << 10 } else { before };
+        assert!(huge_kb(&memory) >= least, "{setting}: {} KiB", huge_kb(&memory));
+        assert!(gathered || huge_kb(&memory) == before, "{setting}: {} KiB", huge_kb(&memory));
+        assert!(memory.iter().step_by(4096).enumerate().all(|(n, byte)| *byte == n as u8));
+        drop(client);
+        fake.end();
+    }
+}
+
 #[test]
 fn the_setting_chooses() {
+    let _alone = alone();
     let pool = pool();
     let fake = pool.fake();
     let mut client = connect(&fake, &[]);
@@ -164,6 +231,7 @@ fn word(by: CopiedBy) -> &'static str {
 // FM-P8: who is told to stop has not copied; nobody waits for ever, and the process lives.
 #[test]
 fn an_agent_that_hangs_up_stops_the_copy() {
+    let _alone = alone();
     if faults() != Some(Faults::All) {
         return;
     }
@@ -182,7 +250,7 @@ fn an_agent_that_hangs_up_stops_the_copy() {
     memory.fill(2);
     let error = client.wait(no, Level::Cached, 1000).unwrap_err();
     assert_eq!((error.code(), error.to_string().as_str()), (Code::Level, "it was dropped"));
-    assert_eq!(threads(), 0);
+    no_threads();
     drop(client);
     let (model, requests) = fake.end();
     assert_eq!(said(&requests, &Request::Copied), 0);
@@ -191,6 +259,7 @@ fn an_agent_that_hangs_up_stops_the_copy() {
 
 #[test]
 fn the_next_checkpoint_stops_what_is_still_copied() {
+    let _alone = alone();
     if faults() != Some(Faults::All) {
         return;
     }
@@ -204,7 +273,7 @@ fn the_next_checkpoint_stops_what_is_still_copied() {
     assert_eq!(client.copied_by().0, CopiedBy::Userfaultfd, "the regions are free again");
     // At the end what was begun is completed.
     drop(client);
-    assert_eq!(threads(), 0);
+    no_threads();
     let (_, requests) = fake.end();
     assert_eq!(said(&requests, &Request::Copied), 1);
     assert!(stored(&pool, 1));
@@ -213,6 +282,7 @@ fn the_next_checkpoint_stops_what_is_still_copied() {
 // A mapping has one userfaultfd: what the tracker of increments watches is copied otherwise.
 #[test]
 fn what_is_tracked_is_forked() {
+    let _alone = alone();
     if faults() != Some(Faults::All) {
         return;
     }

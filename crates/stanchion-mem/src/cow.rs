@@ -188,6 +188,11 @@ impl Reins {
         self.raise(STOPPED);
     }
 
+    /// Does somebody wait for its end?
+    pub fn is_urged(&self) -> bool {
+        self.may.load(Ordering::SeqCst) >= HURRIED
+    }
+
     fn raise(&self, to: u8) {
         self.may.fetch_max(to, Ordering::SeqCst);
         // It fails only where it has been rung very often and not been heard yet.

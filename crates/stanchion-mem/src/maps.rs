@@ -139,11 +139,36 @@ impl Judged {
 /// copied once for that. What is not there, or was not touched yet, may become huge pages later, or stays as it is.
 pub fn gather_huge_pages(memory: Span) {
     let whole = memory.pages(page_size());
-    let at = std::ptr::without_provenance_mut(whole.start);
-    for advice in [libc::MADV_HUGEPAGE, libc::MADV_COLLAPSE] {
-        // SAFETY: neither advice changes what is in any memory, or what is mapped, wherever this is.
-        let _where_granted = unsafe { libc::madvise(at, whole.len, advice) };
+    advise(whole, libc::MADV_HUGEPAGE);
+    advise(whole, libc::MADV_COLLAPSE);
+}
+
+/// The same page by page as long as `go_on` says so, of what is there now; and nothing where the system's setting is that
+/// nobody gets huge pages, which MADV_COLLAPSE does not heed. One that cannot be had now does not keep the others back.
+pub fn gather_huge_pages_while(memory: Span, go_on: impl Fn() -> bool) {
+    const SYSTEM: &str = "/sys/kernel/mm/transparent_hugepage";
+    let setting = |name: &str| std::fs::read_to_string(format!("{SYSTEM}/{name}"));
+    if setting("enabled").is_ok_and(|s| s.contains("[never]")) {
+        return;
     }
+    let size = setting("hpage_pmd_size").ok().and_then(|s| s.trim().parse().ok());
+    let size: usize = size.filter(|s: &usize| s.is_power_of_two()).unwrap_or(2 << 20);
+    let whole = memory.pages(page_size());
+    let end = whole.start.saturating_add(whole.len);
+    let mut at = whole.start;
+    while at < end && go_on() {
+        let next = (at + 1).checked_next_multiple_of(size).map_or(end, |next| next.min(end));
+        if next - at == size {
+            advise(Span { start: at, len: size }, libc::MADV_COLLAPSE);
+        }
+        at = next;
+    }
+}
+
+fn advise(memory: Span, advice: libc::c_int) {
+    let at = std::ptr::without_provenance_mut(memory.start);
+    // SAFETY: neither advice about huge pages changes what is in any memory, or what is mapped, wherever this is.
+    let _where_granted = unsafe { libc::madvise(at, memory.len, advice) };
 }
 
 /// From now on large buffers of this process go back to the system when they are freed. By itself glibc keeps what is as

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::cell::Cell;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -13,7 +14,7 @@ use stanchion_mem::copy::Piece;
 use stanchion_mem::cow::{
     Copied, CowError, Faults, Lacking, MIN_BLOCK, Manner, Reins, Snapshot, probe,
 };
-use stanchion_mem::maps::{Span, Why, gather_huge_pages};
+use stanchion_mem::maps::{Span, Why, gather_huge_pages, gather_huge_pages_while};
 use stanchion_mem::track::{Changes, Method, Reason, RegionId, Run, Tracker, Wanted};
 
 fn piece(src: &Map, dst: &Map) -> Piece {
@@ -474,16 +475,51 @@ fn memory_in_use_is_gathered_in_huge_pages() {
     (0..8 * HUGE).for_each(|p| map.set(p * PAGE, p as u8));
     assert_eq!(huge_kb(&map), 0);
     let start = map.at.addr() + 1;
-    gather_huge_pages(Span { start, len: map.len - 1 });
+    let gather = || gather_huge_pages(Span { start, len: map.len - 1 });
+    gather();
     assert!((0..8 * HUGE).all(|p| map.get(p * PAGE) == p as u8));
     let granted = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     if granted.is_ok_and(|text| !text.contains("[never]")) {
         // All but the ends, which are parts of one.
-        assert!(huge_kb(&map) >= (6 * HUGE * PAGE) >> 10, "{} KiB", huge_kb(&map));
+        let least = (6 * HUGE * PAGE) >> 10;
+        // A page that a child of another test has too may stay behind.
+        let tried = (0..1000).any(|_| {
+            gather();
+            huge_kb(&map) >= least
+        });
+        assert!(tried, "{} KiB", huge_kb(&map));
     }
     gather_huge_pages(Span { start, len: PAGE - 1 });
     gather_huge_pages(Span { start: usize::MAX - PAGE, len: PAGE });
     assert!((0..8 * HUGE).all(|p| map.get(p * PAGE) == p as u8));
+}
+
+#[test]
+fn memory_is_gathered_as_long_as_nobody_minds() {
+    const HUGE: usize = 512;
+    let map = Map::private(40 * HUGE * PAGE);
+    map.advise(0, map.len, libc::MADV_NOHUGEPAGE);
+    (0..40 * HUGE).for_each(|p| map.set(p * PAGE, p as u8));
+    let whole = Span { start: map.at.addr(), len: map.len };
+    // Its owner has said so.
+    gather_huge_pages_while(whole, || true);
+    assert_eq!(huge_kb(&map), 0);
+    map.advise(0, map.len, libc::MADV_HUGEPAGE);
+    let looks = Cell::new(0);
+    gather_huge_pages_while(whole, || looks.replace(looks.get() + 1) < 4);
+    let granted = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    if granted.is_ok_and(|text| !text.contains("[never]")) {
+        let part = huge_kb(&map);
+        assert!(looks.get() == 5 && part <= (4 * HUGE * PAGE) >> 10, "{part} KiB");
+        // A page that a child of another test has too may stay behind.
+        let all = (38 * HUGE * PAGE) >> 10;
+        let tried = (0..1000).any(|_| {
+            gather_huge_pages_while(whole, || true);
+            huge_kb(&map) >= all
+        });
+        assert!(tried, "{} KiB", huge_kb(&map));
+    }
+    assert!((0..40 * HUGE).all(|p| map.get(p * PAGE) == p as u8));
 }
 
 // To free a part of a huge page would split it, and make the next snapshot as slow as one of small pages.

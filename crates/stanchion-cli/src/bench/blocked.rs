@@ -77,15 +77,15 @@ pub(super) fn run(args: &BlockedArgs) -> Result<Exit, Failed> {
     let tmpfs = scratch.add(Path::new("/dev/shm"), "blocked").or_exit(Exit::Storage)?;
     let times = run_job(args, (&disk, &tmpfs), Part::All, &[])?;
     let hashed = run_job(args, (&disk, &tmpfs), Part::Incremental, &["incremental_tracking=hash"])?;
-    let huge = run_job(args, (&disk, &tmpfs), Part::Huge, &["region_huge_pages=1"])?;
+    let small = run_job(args, (&disk, &tmpfs), Part::Cow, &["region_huge_pages=never"])?;
     let setup = json!({"ranks": args.ranks, "mb": args.mb, "repeats": args.repeats});
     let mut rows = rows(args, &times);
     let pool = spread(&slowest(&times, |t| &t.pool)[1..]).median;
     for n in 0..times.iter().map(|t| t.cows.len()).min().unwrap_or(0) {
         rows.extend(cow(&times, n, ""));
     }
-    for n in 0..huge.iter().map(|t| t.cows.len()).min().unwrap_or(0) {
-        rows.extend(cow(&huge, n, ", huge pages"));
+    for n in 0..small.iter().map(|t| t.cows.len()).min().unwrap_or(0) {
+        rows.extend(cow(&small, n, ", region_huge_pages=never"));
     }
     rows.extend(incremental("kernel", &times, pool, true));
     rows.extend(incremental("hashes", &hashed, pool, false));
@@ -98,8 +98,8 @@ enum Part {
     All,
     /// Incremental checkpoints alone.
     Incremental,
-    /// Copy-on-write alone, of memory in huge pages.
-    Huge,
+    /// Copy-on-write alone.
+    Cow,
 }
 
 /// One job.
@@ -116,7 +116,7 @@ fn run_job(
     let part = match part {
         Part::All => &[][..],
         Part::Incremental => &["--incremental-only"],
-        Part::Huge => &["--huge-only"],
+        Part::Cow => &["--cow-only"],
     };
     rank_args(&mut command, (args.mb, args.repeats), (disk, tmpfs), part);
     job::finish(command, &disk.join("log"))?;
@@ -165,10 +165,12 @@ fn incremental(how: &str, times: &[Times], pool: f64, goals: bool) -> Vec<Row> {
 
 fn cow(times: &[Times], way: usize, pages: &str) -> Vec<Row> {
     let by = &times[0].cows[way].by;
-    let s = spread(&slowest(times, |t| &t.cows[way].blocked));
+    let all = slowest(times, |t| &t.cows[way].blocked);
+    let s = spread(&all);
     let pool = spread(&slowest(times, |t| &t.cow_pool)).median;
     let name = |what: &str| format!("copy-on-write by {by}{pages}: {what}");
     let mut rows = vec![
+        fact(name("blocked, first"), all[0], "s"),
         fact(name("blocked, median"), s.median, "s"),
         fact(name("blocked, least"), s.min, "s"),
         fact(name("blocked, most"), s.max, "s"),
@@ -234,9 +236,9 @@ fn rows(args: &BlockedArgs, times: &[Times]) -> Vec<Row> {
 
 /// Inside of the job: what mpiexec would be.
 pub(super) fn ranks(args: &BlockedRankArgs) -> Result<Exit, Failed> {
-    let part = match (args.incremental_only, args.huge_only) {
+    let part = match (args.incremental_only, args.cow_only) {
         (true, _) => &["--incremental-only"][..],
-        (_, true) => &["--huge-only"],
+        (_, true) => &["--cow-only"],
         _ => &[],
     };
     job::wait(job::spawn("blocked-rank", args.ranks, |command| {
@@ -273,13 +275,13 @@ fn measure(args: &BlockedRankArgs) -> anyhow::Result<Times> {
         client.gather(&state);
         Ok(client.expect(0, bytes as u64)?)
     })?;
-    if !args.incremental_only && !args.huge_only {
+    if !args.incremental_only && !args.cow_only {
         rounds(args, &mut client, &mut times, &mut state, &warm)?;
     }
     if !args.incremental_only {
         cows(args, &mut client, &mut times, &mut state)?;
     }
-    if !args.huge_only {
+    if !args.cow_only {
         increments(args, &mut client, &mut times, &mut state)?;
     }
     client.finalize()?;

@@ -147,11 +147,12 @@ pub const SETTINGS: &[Setting] = &[
     row(
         "region_huge_pages",
         None,
-        "0",
-        Unit::Bool,
+        "auto",
+        Unit::Word(&["auto", "always", "never"]),
         Scope::Job,
-        "1: stn_protect gathers the region's memory in huge pages where the system grants them (it copies it once for that): \
-         a checkpoint with STN_COW by userfaultfd then returns several times sooner.",
+        "When the memory of a region is gathered in huge pages, where the system grants them (it is copied once for that): a \
+         checkpoint with STN_COW by userfaultfd then returns several times sooner. always: by stn_protect; auto: behind the \
+         program, by the thread that copied the first such checkpoint of it.",
     ),
     row(
         "incremental_tracking",
