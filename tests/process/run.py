@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Runs the tests of real processes: run.py [--mpi openmpi,mpich] [--only WORD] [--list] [--verbose]"""
+"""Runs the tests of real processes: run.py [--mpi openmpi,mpich] [--only WORD] [--list] [--verbose] [--jobs N]"""
 
 import argparse
 import importlib
+import multiprocessing
 import os
 import signal
 import sys
@@ -13,8 +14,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import harness  # noqa: E402
 
-MODULES = ["test_life", "test_loss", "test_damage", "test_regions", "test_store", "test_scr", "test_bad_input", "test_network",
-           "test_cycles", "test_pool", "test_memory"]
+MODULES = ["test_life", "test_loss", "test_damage", "test_regions", "test_store", "test_scr", "test_bad_input", "test_pool"]
+# What these look at is time, or memory: one after the other, when all others are through.
+ALONE = ["test_network", "test_cycles", "test_memory"]
+
+
+# The tests of this run: (name, function, mpi, seconds).
+chosen = []
 
 
 class Deadline(Exception):
@@ -28,7 +34,7 @@ def on_alarm(_signal, _frame):
 def collect(mpis):
     """(name, function, mpi, seconds); functions marked `no_mpi` run once."""
     tests = []
-    for module in MODULES:
+    for module in MODULES + ALONE:
         mod = importlib.import_module(module)
         for name, fn in vars(mod).items():
             if not name.startswith("test_") or not callable(fn):
@@ -67,36 +73,56 @@ def run_one(name, fn, mpi, seconds):
         run_one.seconds = time.monotonic() - started
 
 
+def run_at(place):
+    """The test at this place of the list, in a process of its own; its time is no other one's."""
+    signal.signal(signal.SIGALRM, on_alarm)
+    outcome, text = run_one(*chosen[place])
+    return place, outcome, text, run_one.seconds
+
+
+def in_turns(jobs):
+    """All of the list, so many at a time; results as they come."""
+    alone = [n for n, test in enumerate(chosen) if test[0].split(".")[0] in ALONE]
+    others = [n for n in range(len(chosen)) if n not in set(alone)]
+    if jobs > 1 and len(others) > 1:
+        with multiprocessing.get_context("fork").Pool(jobs) as pool:
+            yield from pool.imap_unordered(run_at, others)
+    else:
+        alone = others + alone
+    yield from map(run_at, alone)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--mpi", default=os.environ.get("MPI", "openmpi"))
     parser.add_argument("--only", default="")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--verbose", action="store_true", help="also a line for each test that passes")
+    # A test waits most of its time: for ranks that sleep in their steps, for one who was killed to be missed.
+    parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0))), help="tests at the same time")
     args = parser.parse_args()
-    signal.signal(signal.SIGALRM, on_alarm)
     each = args.verbose or sys.stdout.isatty()
-    tests = [t for t in collect(args.mpi.split(",")) if args.only in t[0]]
+    chosen.extend(t for t in collect(args.mpi.split(",")) if args.only in t[0])
     if args.list:
-        print("\n".join(t[0] for t in tests))
+        print("\n".join(t[0] for t in chosen))
         return 0
     counts = {"ok": 0, "FAIL": 0, "SKIP": 0}
     skipped, failures = [], []
-    module, since = None, time.monotonic()
-    for name, fn, mpi, seconds in tests:
-        if name.split(".")[0] != module:
-            # What a log keeps of a long run is little: what passed must not hide what failed.
-            module, now = name.split(".")[0], time.monotonic()
-            print(f"[{now - since:.0f} s] {module}", flush=True)
-        outcome, text = run_one(name, fn, mpi, seconds)
+    since, told = time.monotonic(), 0
+    for place, outcome, text, seconds in in_turns(args.jobs):
+        name = chosen[place][0]
         counts[outcome] += 1
         if outcome != "ok" or each:
-            print(f"{outcome:4} {name} ({run_one.seconds:.1f} s)", flush=True)
+            print(f"{outcome:4} {name} ({seconds:.1f} s)", flush=True)
         if outcome == "FAIL":
             failures.append(name)
             print("    " + text.replace("\n", "\n    "), flush=True)
         elif outcome == "SKIP":
             skipped.append((name, text))
+        # What a log keeps of a long run is little: what passed must not hide what failed.
+        if sum(counts.values()) // 25 > told:
+            told = sum(counts.values()) // 25
+            print(f"[{time.monotonic() - since:.0f} s] {sum(counts.values())} of {len(chosen)} tests", flush=True)
     for name, why in skipped:
         print(f"skipped: {name}: {why}")
     for name in failures:
