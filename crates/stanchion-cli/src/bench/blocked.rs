@@ -49,7 +49,7 @@ struct Times {
     incremental: Vec<f64>,
     /// What these copied, of their size.
     stored: Vec<f64>,
-    /// The same with copy-on-write, taken in turns with full ones.
+    /// The same with copy-on-write, taken in turns with full ones and such from the pool.
     both: BothTimes,
     /// Beside copy-on-write: checkpoints from the pool, and for each of [`REWRITTEN`] rewriting without a checkpoint
     /// under way.
@@ -71,6 +71,7 @@ struct CowTimes {
 /// Copy-on-write and incremental.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct BothTimes {
+    pool: Vec<f64>,
     increments: Vec<f64>,
     full: Vec<f64>,
     /// What the increments stored, of their size.
@@ -102,7 +103,7 @@ pub(super) fn run(args: &BlockedArgs) -> Result<Exit, Failed> {
     }
     rows.extend(incremental("kernel", &times, pool, true));
     rows.extend(incremental("hashes", &hashed, pool, false));
-    rows.extend(both(&times, pool));
+    rows.extend(both(&times));
     report("blocked", (args.json, args.check), setup, &rows)
 }
 
@@ -178,7 +179,9 @@ fn incremental(how: &str, times: &[Times], pool: f64, goals: bool) -> Vec<Row> {
 }
 
 /// With both flags. Increments are copied at once: the goal is that of copy-on-write, for no program knows which it gets.
-fn both(times: &[Times], pool: f64) -> Vec<Row> {
+fn both(times: &[Times]) -> Vec<Row> {
+    // Taken in turns: what drifts, drifts for all.
+    let pool = spread(&slowest(times, |t| &t.both.pool)).median;
     let full = format!("full ones, by {}", times[0].both.by);
     let kinds: [(&str, Vec<f64>, Option<f64>); 2] = [
         ("10 % changed", slowest(times, |t| &t.both.increments), Some(COW_GOAL)),
@@ -370,7 +373,8 @@ fn change(state: &mut [u8], dice: &mut u64) {
     }
 }
 
-/// With copy-on-write too, in turns: all pages changed, so that it is full, and a tenth of them.
+/// With copy-on-write too, in turns: all pages changed, so that it is full, and a tenth of them. And from the pool, to
+/// compare with.
 fn cow_increments(
     args: &BlockedRankArgs,
     client: &mut Client,
@@ -378,22 +382,27 @@ fn cow_increments(
     state: &mut [u8],
 ) -> anyhow::Result<()> {
     let mut dice = 0x2545_f491_4f6c_dd1du64 ^ u64::from(args.rank);
-    for n in 0..2 * args.repeats {
-        let full = n % 2 == 0;
-        match full {
-            true => state.iter_mut().step_by(4096).for_each(|b| *b = b.wrapping_add(1)),
-            false => change(state, &mut dice),
+    for n in 0..3 * args.repeats {
+        match n % 3 {
+            0 => state.iter_mut().step_by(4096).for_each(|b| *b = b.wrapping_add(1)),
+            _ => change(state, &mut dice),
         }
+        let plain = n % 3 == 2;
         client.barrier()?;
         let mut begun = None;
         let took = timed(|| {
             let regions = [Region { id: 1, bytes: state }];
-            begun = Some(client.checkpoint_cow_incremental("", FLAG_CHECKPOINT, &regions)?);
+            begun = Some(match plain {
+                true => client.checkpoint("", FLAG_CHECKPOINT, &regions)?,
+                false => client.checkpoint_cow_incremental("", FLAG_CHECKPOINT, &regions)?,
+            });
             Ok(())
         })?;
         let (both, stored) = (&mut times.both, client.stored());
         // What it was, not what it was meant to be.
-        if stored.copied == stored.bytes {
+        if plain {
+            both.pool.push(took);
+        } else if stored.copied == stored.bytes {
             both.full.push(took);
             both.by = client.copied_by().1;
             both.by.truncate(both.by.find(':').unwrap_or(both.by.len()));
