@@ -267,7 +267,10 @@ static uint32_t mode_flags(const struct options *o)
   if (strcmp(o->mode, "cow") == 0) {
     return STN_COW;
   }
-  die("--mode: '%s' is none of copy, cow, incremental and stream", o->mode);
+  if (strcmp(o->mode, "cow-incremental") == 0) {
+    return STN_COW | STN_INCREMENTAL;
+  }
+  die("--mode: '%s' is none of copy, cow, incremental, cow-incremental and stream", o->mode);
 }
 
 static void checkpoint(struct state *s, const struct options *o)
@@ -311,7 +314,7 @@ static void checkpoint(struct state *s, const struct options *o)
 static const char usage[] =
     "usage: heat2d_regions [--nx N] [--ny N] [--steps N] [--every K] [--out FILE]\n"
     "                      [--ckpt-mb M] [--step-ms T] [--timing FILE]\n"
-    "                      [--mode copy|cow|incremental|stream]\n"
+    "                      [--mode copy|cow|incremental|cow-incremental|stream]\n"
     "                      [--die-at STEP [--die-rank R]]\n"
     "  --nx, --ny   columns and rows of the grid (256, 256)\n"
     "  --steps      steps in total, those before a restart included (200)\n"
@@ -321,8 +324,9 @@ static const char usage[] =
     "  --step-ms    least time of a step in milliseconds\n"
     "  --timing     rank 0 writes what each checkpoint cost, as JSON\n"
     "  --mode       a checkpoint copies all of the regions (copy), behind the program\n"
-    "               (cow), or what changed of them (incremental); or the same is\n"
-    "               written as a stream\n"
+    "               (cow), or what changed of them (incremental), or that and all of\n"
+    "               them behind the program (cow-incremental); or the same is written\n"
+    "               as a stream\n"
     "  --die-at     rank R kills itself before it does this step, unless restarted\n";
 
 int main(int argc, char **argv)
@@ -349,6 +353,11 @@ int main(int argc, char **argv)
                                 .write = checkpoint,
                                 .exit_wanted = wants_exit};
   bool finished = work(&s, &o, &calls, since);
+  if ((mode_flags(&o) & STN_COW) != 0) {
+    char how[256] = "";
+    check_stn(stn_cow_text(g_ctx, how, sizeof how), "stn_cow_text");
+    say("how the last checkpoint was copied: %s", how);
+  }
   check_stn(stn_finalize(g_ctx), "stn_finalize");
   stn_free(g_ctx); /* before the memory that it knows of */
   end_run(&s, finished);

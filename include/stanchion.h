@@ -246,8 +246,17 @@ int stn_cow_text(stn_ctx *ctx, char *buf, size_t buf_len);
  * and could be restarted from, only when all ranks' memory is copied:
  * stn_wait(ctx, no, STN_LEVEL_CACHED, ...) tells. If that fails on one rank, the
  * dataset is dropped, the one before stays, and that wait fails with STN_ERR_LEVEL.
- * The next begin and stn_finalize wait for it. Not together with STN_INCREMENTAL.
- * There are two ways (setting `cow`; stn_cow_text tells which one it was, and why):
+ * The next begin and stn_finalize wait for it.
+ *
+ * With both, a full one is copied behind the caller, and what changed is copied before
+ * the call returns ("copied at once: only what changed"). As with STN_COW alone the
+ * dataset is complete only when all ranks' memory is copied, and ranks may differ in
+ * which of both they do. If it is dropped, the next one is full. Where the kernel
+ * tracks which pages change, a full one is copied by fork, or before the call returns
+ * with cow = userfaultfd; with incremental_tracking = hash it can be userfaultfd too.
+ *
+ * With STN_COW there are two ways (setting `cow`; stn_cow_text tells which one it was,
+ * and why):
  *
  * userfaultfd: pages are write-protected, and a thread of this process ("stn-cow",
  * all signals blocked, gone when all is copied) copies them; who writes to a page

@@ -20,10 +20,11 @@ APP_FAILED, UNRECOVERABLE = 3, 4
 
 # How a checkpoint is written.
 INCREMENTAL, STREAM, COW = ("--mode", "incremental"), ("--mode", "stream"), ("--mode", "cow")
+COW_INCREMENTAL = ("--mode", "cow-incremental")
 BY_THREAD, BY_CHILD = ("--set", "cow=userfaultfd"), ("--set", "cow=fork")
 # The program's words and the runner's.
 MODES = {"": ((), ()), "incremental_": (INCREMENTAL, ()), "stream_": (STREAM, ()), "cow_": (COW, BY_THREAD),
-         "cow_fork_": (COW, BY_CHILD)}
+         "cow_fork_": (COW, BY_CHILD), "cow_incremental_": (COW_INCREMENTAL, ())}
 
 # With a history, so that all three regions have bytes.
 heat = partial(test_loss.heat, program=PROGRAM, mb=1)
@@ -383,6 +384,56 @@ def test_cow_a_child_dies(lab):
     run.kill_rank(5)
     at, chosen = run.wait_event("restart_chosen", after=at)
     check(chosen["dataset"] and number(chosen) != number(dropped), f"{chosen} after {dropped}")
+    run.finish()
+    run.same()
+
+
+def test_cow_incremental_undisturbed(lab):
+    # Full ones by children, for the kernel tracks the pages, and in between what changed; each is whole in the prefix.
+    run = heat(lab, spares=0, steps_args=ARGS + COW_INCREMENTAL, run_args=("--flush-every", 3, "--set", "incremental_max=3"))
+    run.finish()
+    run.same()
+    # Of ten the last is the first increment of the third full one.
+    check("how the last checkpoint was copied: copied at once: only what changed" in run.text, run.text[-3000:])
+    for dataset in lab.listed()["datasets"]:
+        sizes = [p.stat().st_size for p in sorted((lab.prefix / dataset["name"]).iterdir())]
+        check(len(sizes) == RANKS and all(1 << 20 <= size < (1 << 20) + (1 << 16) for size in sizes), f"{sizes}")
+    lab.tool("verify", "--all", "--prefix", lab.prefix)
+
+
+def test_cow_incremental_by_hashes(lab):
+    # As on kernels that do not tell which pages changed: threads may copy full ones.
+    need_threads()
+    run = heat(lab, spares=1, steps_args=ARGS + COW_INCREMENTAL,
+               run_args=("--set", "incremental_tracking=hash", "--set", "incremental_max=2") + BY_THREAD)
+    at, _ = protected(run, committed(run, 0, 3))
+    run.kill_node(5)
+    run.wait_event("node_lost", after=at)
+    run.finish()
+    run.same()
+
+
+def test_cow_incremental_a_child_dies(lab):
+    # FM-P13: a full one whose child died is nobody's base; the one after it is full again, and so is what is restored.
+    sets = ("--set", "cow_bytes_per_s=8M", "--set", "incremental_max=2")
+    run = test_loss.heat(lab, **SLOW | dict(steps_args=ARGS + COW_INCREMENTAL, run_args=sets))
+    # Full, two increments, full.
+    at, _ = protected(run, committed(run, 0, 2))
+    child, _ = stopped_child(run, 3)
+    until(lambda: copying(run.ranks().values()) == [child], 60, "all other children are through")
+    before = [number(e) for e in run.all_events("committed")]
+    os.kill(child, signal.SIGKILL)
+    at, dropped = run.wait_event("dropped", after=at)
+    check(number(dropped) > max(before), f"{dropped} was committed before its children had copied: {before}")
+    check("copied its memory" in str(dropped), f"{dropped}")
+    until(lambda: copying(run.ranks().values()), 60, "the next one is full")
+    after = [number(e) for e in run.all_events("committed")]
+    check(after == before, f"{after}: one after {dropped} was not full")
+    at, event = run.wait_event("committed", after=at)
+    at, event = run.wait_event("committed", after=at + 1)
+    run.kill_rank(5)
+    at, chosen = run.wait_event("restart_chosen", after=at)
+    check(chosen["dataset"] and number(chosen) >= number(event), f"{chosen} after {event}")
     run.finish()
     run.same()
 

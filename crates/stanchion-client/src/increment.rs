@@ -1,11 +1,16 @@
 //! Incremental checkpoints: of regions, only the pages that changed are copied; the rest of the dataset's file is what
 //! the dataset before it has, and stays in the agent's memory for both (docs/protocol.md, `Base`).
+//!
+//! With copy-on-write a full one is copied behind the caller, and so is complete or dropped after the call has returned;
+//! an increment is copied at once, but its dataset waits for the ranks whose part is full. Either is a base only when
+//! this rank has heard that it is complete (FM-P13).
 
+use crate::behind::Copier;
 use crate::client::{Begun, Client};
 use crate::error::Error;
 use crate::pool::{PoolWriter, Put};
 use crate::regions::{Region, placed};
-use stanchion_format::ids::Key;
+use stanchion_format::ids::{Key, Level};
 use stanchion_format::limits::MEMORY_PARTS_MAX;
 use stanchion_format::regions::{ALIGN, RegionAt, encode};
 use stanchion_mem::track::{Changes, Mark, RegionId, Run, SliceTracker, Wanted};
@@ -16,6 +21,10 @@ const HASH_BLOCK: usize = 4096;
 /// Of the last extent that an increment takes, half is unused: of such as the agent reserves for increments, so much of a
 /// full dataset.
 const UNUSED_PART: u64 = 128;
+
+/// The next dataset has begun, so the last one is complete or dropped, and all agents have stored which; to this rank's
+/// that may be on its way yet. Longest wait for it, milliseconds; then the next one is full.
+const HEARD_MS: u64 = 100;
 
 /// By what to tell the tracker that a dataset is committed.
 type Marks = Vec<(RegionId, Mark)>;
@@ -41,18 +50,45 @@ struct Base {
     count: u64,
 }
 
+/// What is a base when its dataset is complete, and what the tracker may forget then.
+#[derive(Debug)]
+struct Next {
+    base: Base,
+    marks: Marks,
+}
+
 /// What is remembered between incremental checkpoints.
 #[derive(Debug, Default)]
 pub(crate) struct Increment {
     tracker: Option<SliceTracker>,
     base: Option<Base>,
+    /// Of the last one, if ranks were still copying when it returned.
+    behind: Option<Next>,
     stored: Stored,
 }
 
 impl Increment {
     /// The next one is full: after a restart, a loss, or anything that is not understood.
     pub(crate) fn forget(&mut self) {
-        self.base = None;
+        (self.base, self.behind) = (None, None);
+    }
+
+    /// The first region, as it is now, of which the kernel tells what changes.
+    pub(crate) fn tracked(&self, regions: &[Region<'_>]) -> Option<u64> {
+        let tracker = self.tracker.as_ref()?;
+        regions
+            .iter()
+            .map(|r| (RegionId(r.id), r.bytes))
+            .find_map(|(id, bytes)| tracker.kernel_watches(id, bytes).then_some(id.0))
+    }
+
+    /// Its dataset is complete.
+    fn completed(&mut self, next: Option<Next>) {
+        let Some(Next { base, marks }) = next else { return };
+        if let Some(tracker) = &mut self.tracker {
+            tracker.committed(&marks);
+        }
+        self.base = Some(base);
     }
 }
 
@@ -71,17 +107,51 @@ impl Client {
         if !self.enabled() {
             return self.complete(true).map(|()| begun);
         }
-        let (stored, marks, next) = match self.store_changes(&begun.name, regions) {
-            Ok((marks, next)) => (Ok(()), marks, next),
-            Err(error) => (Err(error), Vec::new(), None),
+        let (stored, next) = match self.store_changes(&begun, regions, false) {
+            Ok((_, next)) => (Ok(()), next),
+            Err(error) => (Err(error), None),
         };
         self.increment.forget();
         self.complete_regions(stored)?;
-        if let Some(tracker) = &mut self.increment.tracker {
-            tracker.committed(&marks);
-        }
-        self.increment.base = next;
+        self.increment.completed(next);
         Ok(begun)
+    }
+
+    /// As [`Client::checkpoint_incremental`], but one that is full is copied behind the caller as by
+    /// [`Client::checkpoint_cow`]; what changed is copied before the call returns. Ranks may differ in which of both they
+    /// do, so all end the dataset in the same way, and it is complete when the slowest has copied. If it is dropped
+    /// after all, the next one is full. Collective.
+    pub fn checkpoint_cow_incremental(
+        &mut self,
+        dataset: &str,
+        flags: u32,
+        regions: &[Region<'_>],
+    ) -> Result<Begun, Error> {
+        let begun = self.begin(dataset, flags)?;
+        if !self.enabled() {
+            return self.complete(true).map(|()| begun);
+        }
+        let (stored, next) = match self.store_changes(&begun, regions, true) {
+            Ok((copier, next)) => (Ok(copier), next),
+            Err(error) => (Err(error), None),
+        };
+        self.increment.forget();
+        self.snapshot_copies(stored)?;
+        self.increment.behind = next;
+        Ok(begun)
+    }
+
+    /// What was copied behind when the last one returned is a base, if it came to be complete: this dataset began after
+    /// that was decided.
+    fn hear_of_base(&mut self) -> Result<(), Error> {
+        let Some(next) = self.increment.behind.take() else { return Ok(()) };
+        match self.wait(next.base.key.no, Level::Cached, HEARD_MS) {
+            Ok(()) => self.increment.completed(Some(next)),
+            // FM-P13: what is not known to be complete is no base, and what changed before it comes again.
+            Err(Error::Refused { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     /// What the last checkpoint of regions stored of this rank. Local.
@@ -89,26 +159,33 @@ impl Client {
         self.increment.stored
     }
 
+    /// Stores what changed, or all; `behind`: all of it may be copied behind the caller.
     fn store_changes(
         &mut self,
-        dataset: &str,
+        begun: &Begun,
         regions: &[Region<'_>],
-    ) -> Result<(Marks, Option<Base>), Error> {
-        let name = self.regions_file(dataset);
+        behind: bool,
+    ) -> Result<(Option<Copier>, Option<Next>), Error> {
+        let name = self.regions_file(&begun.name);
         let (placed, end) = placed(&name, regions)?;
+        self.hear_of_base()?;
         let (marks, changes) = self.changes(regions)?;
         let changed = self.shareable(regions, &placed, &changes);
-        let path = self.regions_path(dataset);
+        let path = self.regions_path(&begun.name);
         let key = self.writing_key()?;
-        let put = match &changed {
-            Some(runs) => self.pool_changes(&path, regions, &placed, runs)?,
-            None => self.pool_regions(dataset, regions, &placed, end)?,
+        let (put, copier) = match (&changed, behind) {
+            (Some(runs), _) => (self.pool_changes(&path, regions, &placed, runs)?, None),
+            (None, true) => self.pool_regions_behind(begun, regions, &placed, end)?,
+            (None, false) => (self.pool_regions(&begun.name, regions, &placed, end)?, None),
         };
         if put == Put::TooLarge || changed.is_none() {
             self.increment.stored = Stored { bytes: end, copied: end };
         }
+        if behind && changed.is_some() {
+            self.snapshots.copied_at_once(put == Put::Done);
+        }
         if put == Put::TooLarge {
-            return self.file_regions(&name, regions, &placed, end).map(|()| (marks, None));
+            return self.file_regions(&name, regions, &placed, end).map(|()| (None, None));
         }
         let (count, copied) = match (&changed, &self.increment.base) {
             (Some(_), Some(base)) => {
@@ -116,7 +193,8 @@ impl Client {
             }
             _ => (0, 0),
         };
-        Ok((marks, Some(Base { key, path, placed, copied, count })))
+        let base = Base { key, path, placed, copied, count };
+        Ok((copier, Some(Next { base, marks })))
     }
 
     /// What changed in each region, and by what name to remember it.

@@ -13,7 +13,7 @@ use crate::regions::{Region, placed};
 use stanchion_format::client::{KIND_REQUEST, Request};
 use stanchion_format::frame;
 use stanchion_format::limits::CLIENT_FRAME_BYTES_MAX;
-use stanchion_format::regions;
+use stanchion_format::regions::{self, RegionAt};
 use stanchion_mem::copy::Piece;
 use stanchion_mem::cow::{Faults, Lacking, Snapshot, USUAL_BLOCK, pinned, probe};
 use stanchion_mem::forked::{Forked, Manner, forked_copy_unchecked};
@@ -67,6 +67,10 @@ enum Reason {
     Pinned { region: u64 },
     #[error("region {region} is memory that cannot be copied behind ({why:?})")]
     Unsuitable { region: u64, why: maps::Why },
+    #[error("the kernel tracks which pages of region {region} change")]
+    Tracked { region: u64 },
+    #[error("only what changed")]
+    Changed,
     #[error("{0}")]
     Failed(Error),
 }
@@ -95,6 +99,13 @@ pub(crate) struct Snapshots {
     told: bool,
 }
 
+impl Snapshots {
+    /// Nothing was left to be copied behind; `changed`: since that was only what changed.
+    pub(crate) fn copied_at_once(&mut self, changed: bool) {
+        (self.by, self.reason) = (CopiedBy::AtOnce, changed.then_some(Reason::Changed));
+    }
+}
+
 /// How the next one is to be copied.
 struct Plan {
     way: Way,
@@ -117,8 +128,16 @@ impl Client {
         if !self.enabled() {
             return self.complete(true).map(|()| begun);
         }
-        // A failure here must not keep the others waiting.
-        match self.snapshot_regions(&begun, regions) {
+        let copier = self.snapshot_regions(&begun, regions);
+        self.snapshot_copies(copier).map(|()| begun)
+    }
+
+    /// Ends a dataset of regions that `copier` may still copy.
+    pub(crate) fn snapshot_copies(
+        &mut self,
+        copier: Result<Option<Copier>, Error>,
+    ) -> Result<(), Error> {
+        match copier {
             Ok(copier) => {
                 let copies = copier.is_some();
                 // Not asked for any more if this fails: it ends here.
@@ -127,8 +146,9 @@ impl Client {
                     copier.go();
                     self.snapshots.copies.add(copier);
                 }
-                Ok(begun)
+                Ok(())
             }
+            // A failure here must not keep the others waiting.
             Err(error) => {
                 let _dropped_as_asked = self.snapshot(false, false);
                 Err(error)
@@ -189,13 +209,27 @@ impl Client {
     ) -> Result<Option<Copier>, Error> {
         let name = self.regions_file(&begun.name);
         let (placed, end) = placed(&name, regions)?;
+        match self.pool_regions_behind(begun, regions, &placed, end)? {
+            (Put::Done, copier) => Ok(copier),
+            (Put::TooLarge, _) => self.file_regions(&name, regions, &placed, end).map(|()| None),
+        }
+    }
+
+    /// Has all of the regions copied into the pool, behind the caller if that is possible.
+    pub(crate) fn pool_regions_behind(
+        &mut self,
+        begun: &Begun,
+        regions: &[Region<'_>],
+        placed: &[RegionAt],
+        end: u64,
+    ) -> Result<(Put, Option<Copier>), Error> {
         let start = Instant::now();
         let plan = self.plan(regions);
         let mut writer = PoolWriter::new(end);
         writer.copied(start.elapsed());
         let (mut pieces, mut firsts) = (Vec::new(), Vec::new());
-        let mut put = writer.put(self, &regions::encode(&placed))?;
-        for (n, (region, at)) in regions.iter().zip(&placed).enumerate() {
+        let mut put = writer.put(self, &regions::encode(placed))?;
+        for (n, (region, at)) in regions.iter().zip(placed).enumerate() {
             if put == Put::Done {
                 put = writer.pad(self, at.offset)?;
             }
@@ -208,8 +242,8 @@ impl Client {
             }
         }
         if put == Put::TooLarge {
-            (self.snapshots.by, self.snapshots.reason) = (CopiedBy::AtOnce, None);
-            return self.file_regions(&name, regions, &placed, end).map(|()| None);
+            self.snapshots.copied_at_once(false);
+            return Ok((put, None));
         }
         assert_eq!(writer.written(), end, "regions are where the layout says");
         let start = Instant::now();
@@ -225,7 +259,7 @@ impl Client {
         writer.copied(start.elapsed());
         let (file, bytes, times) = writer.finish(self.regions_path(&begun.name), None);
         self.add_memory(file, bytes, times);
-        Ok(copier)
+        Ok((Put::Done, copier))
     }
 
     /// How this is to be copied; what cannot be, goes at once.
@@ -236,18 +270,7 @@ impl Client {
         let (way, reason) = match self.settings().text("cow") {
             "copy" => (Way::AtOnce, Some(Reason::Setting)),
             "fork" => (Way::Fork, Some(Reason::Setting)),
-            wanted => {
-                let (faults, reason) = protection(undeclared);
-                let otherwise = if wanted == "auto" { Way::Fork } else { Way::AtOnce };
-                match faults {
-                    // Where it is insisted on: of those that are declared.
-                    Ok(faults) if reason.is_none() || wanted != "auto" => {
-                        (Way::Protect(faults), reason)
-                    }
-                    Ok(_) => (otherwise, reason),
-                    Err(lacking) => (otherwise, Some(Reason::Lacking(lacking))),
-                }
-            }
+            wanted => self.best(wanted == "auto", undeclared, regions),
         };
         let mut at_once = BTreeSet::new();
         if matches!(way, Way::Protect(_)) && reason.is_some() {
@@ -260,6 +283,27 @@ impl Client {
             self.unsuitable(way, regions, &mut at_once);
         }
         Plan { way, at_once }
+    }
+
+    /// Write protection, where that is possible and safe; otherwise, as `auto` says, fork or none of both.
+    fn best(
+        &self,
+        auto: bool,
+        undeclared: Option<u64>,
+        regions: &[Region<'_>],
+    ) -> (Way, Option<Reason>) {
+        let otherwise = if auto { Way::Fork } else { Way::AtOnce };
+        // FM-P13. A mapping has one userfaultfd: to take it from the tracker would cost what the tracker knows.
+        if let Some(region) = self.increment.tracked(regions) {
+            return (otherwise, Some(Reason::Tracked { region }));
+        }
+        let (faults, reason) = protection(undeclared);
+        match faults {
+            // Where it is insisted on: of those that are declared.
+            Ok(faults) if reason.is_none() || !auto => (Way::Protect(faults), reason),
+            Ok(_) => (otherwise, reason),
+            Err(lacking) => (otherwise, Some(Reason::Lacking(lacking))),
+        }
     }
 
     /// Adds those that cannot be copied behind.

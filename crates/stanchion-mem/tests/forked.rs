@@ -11,6 +11,7 @@ use common::{Map, PAGE, as_everybody, in_child};
 use stanchion_mem::copy::Piece;
 use stanchion_mem::forked::{ForkError, Forked, Manner, forked_copy};
 use stanchion_mem::maps::{Purpose, Span, Why, unsuitable};
+use stanchion_mem::track::{Changes, Method, RegionId, Tracker, Wanted};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -216,4 +217,56 @@ fn regions_are_judged_again_when_their_mappings_change() {
     assert_eq!(judged.unsuitable(&part, Purpose::Fork), Ok(Vec::new()));
     memory.advise(2 * PAGE, PAGE, libc::MADV_DOFORK);
     assert_eq!(judged.unsuitable(&spans, Purpose::Fork), Ok(Vec::new()));
+}
+
+// FM-P13: the marks by which the kernel tells what changed outlive the fork, in the parent.
+#[test]
+fn what_changes_behind_a_child_is_found() {
+    const ID: RegionId = RegionId(7);
+    let changed = |t: &mut Tracker| {
+        let found = t.collect(ID).unwrap();
+        t.committed(ID, found.mark).unwrap();
+        found.changes
+    };
+    for huge in [false, true] {
+        as_everybody(|| {
+            let (src, dst, piece) = maps(4096);
+            if huge {
+                src.advise(0, src.len, libc::MADV_HUGEPAGE);
+                src.advise(0, src.len, libc::MADV_DONTNEED);
+                src.fill(1);
+            }
+            let (mut tracker, _) = match Tracker::new(Wanted::Scan) {
+                Ok(new) => new,
+                Err(why) => return println!("left out: {why}"),
+            };
+            // SAFETY: it stays mapped and readable.
+            let method = unsafe { tracker.watch(ID, src.ptr(0), src.len) }.unwrap();
+            assert_eq!(method, Method::Scan);
+            assert_eq!(changed(&mut tracker), Changes::All);
+            let mut written = Vec::new();
+            for round in 0..3u8 {
+                // Some before the child copies, which is held until it is let go, some when it has.
+                let before = src.bytes(0, src.len);
+                let mut child = fork(&[piece]).unwrap();
+                for page in [3, 700, 4095].map(|n| n - usize::from(round)) {
+                    src.set(page * PAGE + 11, 77 + round);
+                    written.push(page);
+                }
+                child.wait(LONG).unwrap();
+                src.set(2000 * PAGE, 99 + round);
+                written.push(2000);
+                assert!(dst.bytes(0, dst.len) == before, "the copy is of the moment");
+                let Changes::Runs(runs) = changed(&mut tracker) else { panic!("all of it?") };
+                let has = |page: usize| {
+                    runs.iter().any(|r| (r.offset..r.offset + r.len).contains(&(page * PAGE)))
+                };
+                assert!(written.iter().all(|page| has(*page)), "{written:?}: {runs:?}");
+                let found: usize = runs.iter().map(|r| r.len).sum();
+                assert!(huge || found == written.len() * PAGE, "no other: {runs:?}");
+                written.clear();
+            }
+            assert_eq!(changed(&mut tracker), Changes::Runs(Vec::new()));
+        });
+    }
 }

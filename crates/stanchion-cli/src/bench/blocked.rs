@@ -49,6 +49,8 @@ struct Times {
     incremental: Vec<f64>,
     /// What these copied, of their size.
     stored: Vec<f64>,
+    /// The same with copy-on-write, taken in turns with full ones and such from the pool.
+    both: BothTimes,
     /// Beside copy-on-write: checkpoints from the pool, and for each of [`REWRITTEN`] rewriting without a checkpoint
     /// under way.
     cow_pool: Vec<f64>,
@@ -64,6 +66,18 @@ struct CowTimes {
     blocked: Vec<f64>,
     /// For each of [`REWRITTEN`]: rewriting right behind a checkpoint, whole pages.
     behind: [Vec<f64>; 2],
+}
+
+/// Copy-on-write and incremental.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct BothTimes {
+    pool: Vec<f64>,
+    increments: Vec<f64>,
+    full: Vec<f64>,
+    /// What the increments stored, of their size.
+    stored: Vec<f64>,
+    /// By what full ones were copied.
+    by: String,
 }
 
 /// Measures.
@@ -89,6 +103,7 @@ pub(super) fn run(args: &BlockedArgs) -> Result<Exit, Failed> {
     }
     rows.extend(incremental("kernel", &times, pool, true));
     rows.extend(incremental("hashes", &hashed, pool, false));
+    rows.extend(both(&times));
     report("blocked", (args.json, args.check), setup, &rows)
 }
 
@@ -161,6 +176,36 @@ fn incremental(how: &str, times: &[Times], pool: f64, goals: bool) -> Vec<Row> {
         },
         fact(name("full ones among them"), full, "ratio"),
     ]
+}
+
+/// With both flags. Increments are copied at once: the goal is that of copy-on-write, for no program knows which it gets.
+fn both(times: &[Times]) -> Vec<Row> {
+    // Taken in turns: what drifts, drifts for all.
+    let pool = spread(&slowest(times, |t| &t.both.pool)).median;
+    let full = format!("full ones, by {}", times[0].both.by);
+    let kinds: [(&str, Vec<f64>, Option<f64>); 2] = [
+        ("10 % changed", slowest(times, |t| &t.both.increments), Some(COW_GOAL)),
+        (&full, slowest(times, |t| &t.both.full), None),
+    ];
+    let mut rows = Vec::new();
+    for (kind, seconds, goal) in kinds {
+        if seconds.is_empty() {
+            continue;
+        }
+        let s = spread(&seconds);
+        let name = |what: &str| format!("copy-on-write and incremental, {kind}: {what}");
+        rows.push(fact(name("blocked, median"), s.median, "s"));
+        rows.push(fact(name("blocked, least"), s.min, "s"));
+        rows.push(fact(name("blocked, most"), s.max, "s"));
+        let (value, sense) = (s.median / pool, Sense::AtMost);
+        rows.push(Row { name: name("blocked / pool"), value, unit: "ratio", goal, sense });
+    }
+    let stored: Vec<f64> = times.iter().flat_map(|t| &t.both.stored).copied().collect();
+    if !stored.is_empty() {
+        let name = "copy-on-write and incremental, 10 % changed: stored, median";
+        rows.push(fact(name, spread(&stored).median, "ratio"));
+    }
+    rows
 }
 
 fn cow(times: &[Times], way: usize, pages: &str) -> Vec<Row> {
@@ -284,6 +329,9 @@ fn measure(args: &BlockedRankArgs) -> anyhow::Result<Times> {
     if !args.cow_only {
         increments(args, &mut client, &mut times, &mut state)?;
     }
+    if !args.huge_only && !args.incremental_only {
+        cow_increments(args, &mut client, &mut times, &mut state)?;
+    }
     client.finalize()?;
     Ok(times)
 }
@@ -297,14 +345,7 @@ fn increments(
 ) -> anyhow::Result<()> {
     let mut dice = 0x9e37_79b9_7f4a_7c15u64 ^ u64::from(args.rank);
     for round in 0..args.repeats {
-        for page in state.chunks_mut(4096) {
-            dice ^= dice << 13;
-            dice ^= dice >> 7;
-            dice ^= dice << 17;
-            if dice.is_multiple_of(CHANGED_IN) {
-                page[0] = page[0].wrapping_add(1);
-            }
-        }
+        change(state, &mut dice);
         client.barrier()?;
         let mut begun = None;
         let took = timed(|| {
@@ -316,6 +357,60 @@ fn increments(
             let stored = client.stored();
             times.incremental.push(took);
             times.stored.push(stored.copied as f64 / stored.bytes as f64);
+        }
+        client.wait(begun.context("it was just begun")?.no, Level::Protected, SETTLE_MS)?;
+    }
+    Ok(())
+}
+
+/// One of [`CHANGED_IN`] pages, at random.
+fn change(state: &mut [u8], dice: &mut u64) {
+    for page in state.chunks_mut(4096) {
+        *dice ^= *dice << 13;
+        *dice ^= *dice >> 7;
+        *dice ^= *dice << 17;
+        if dice.is_multiple_of(CHANGED_IN) {
+            page[0] = page[0].wrapping_add(1);
+        }
+    }
+}
+
+/// With copy-on-write too, in turns: all pages changed, so that it is full, and a tenth of them. And from the pool, to
+/// compare with.
+fn cow_increments(
+    args: &BlockedRankArgs,
+    client: &mut Client,
+    times: &mut Times,
+    state: &mut [u8],
+) -> anyhow::Result<()> {
+    let mut dice = 0x2545_f491_4f6c_dd1du64 ^ u64::from(args.rank);
+    for n in 0..3 * args.repeats {
+        match n % 3 {
+            0 => state.iter_mut().step_by(4096).for_each(|b| *b = b.wrapping_add(1)),
+            _ => change(state, &mut dice),
+        }
+        let plain = n % 3 == 2;
+        client.barrier()?;
+        let mut begun = None;
+        let took = timed(|| {
+            let regions = [Region { id: 1, bytes: state }];
+            begun = Some(match plain {
+                true => client.checkpoint("", FLAG_CHECKPOINT, &regions)?,
+                false => client.checkpoint_cow_incremental("", FLAG_CHECKPOINT, &regions)?,
+            });
+            Ok(())
+        })?;
+        let (both, stored) = (&mut times.both, client.stored());
+        // What it was, not what it was meant to be.
+        if plain {
+            both.pool.push(took);
+        } else if stored.copied == stored.bytes {
+            both.full.push(took);
+            both.by = client.copied_by().1;
+            both.by.truncate(both.by.find(':').unwrap_or(both.by.len()));
+        } else {
+            both.increments.push(took);
+            both.stored.push(stored.copied as f64 / stored.bytes as f64);
         }
         client.wait(begun.context("it was just begun")?.no, Level::Protected, SETTLE_MS)?;
     }

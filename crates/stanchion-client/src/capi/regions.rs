@@ -142,10 +142,7 @@ pub unsafe extern "C" fn stn_checkpoint(
                 0 => c.checkpoint(name, kind, &regions)?,
                 COW => c.checkpoint_cow(name, kind, &regions)?,
                 INCREMENTAL => c.checkpoint_incremental(name, kind, &regions)?,
-                _ => {
-                    let what = "STN_COW and STN_INCREMENTAL exclude each other";
-                    return Err(Error::Argument { call: "checkpoint", what });
-                }
+                _ => c.checkpoint_cow_incremental(name, kind, &regions)?,
             };
             store(no, begun.no.0);
             Ok(())

@@ -92,6 +92,13 @@ static void regions(void)
   EXPECT(stn_protect(ctx, 1, &step, sizeof step) == STN_OK);
   EXPECT(stn_protect(ctx, 2, grid, sizeof grid) == STN_OK);
   EXPECT(stn_protect(ctx, 3, NULL, 0) == STN_OK);
+  for (int n = 0; n < 2; n++) {
+    uint32_t flags = STN_FLAG_CHECKPOINT | STN_COW | STN_INCREMENTAL;
+    EXPECT(stn_checkpoint(ctx, TEXT("both"), flags, &no) == STN_OK && no > 0);
+    EXPECT(stn_cow_text(ctx, name, sizeof name) == STN_OK && strncmp(name, "copied at once", 14) == 0);
+    EXPECT(stn_wait(ctx, no, STN_LEVEL_CACHED, 1000) == STN_OK);
+    EXPECT(stn_delete(ctx, TEXT("both")) == STN_OK);
+  }
   EXPECT(stn_checkpoint(ctx, TEXT("memory"), STN_FLAG_CHECKPOINT, &no) == STN_OK && no > 0);
   memset(grid, 0, sizeof grid);
   step = 0;

@@ -2,7 +2,9 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use crate::fake::{Fake, Reply, sealed};
-use stanchion_format::client::{Answer, Ask, Lent, MemoryAt, Own, Part, PartFrom, Request};
+use stanchion_format::client::{
+    Answer, Ask, Lent, MemoryAt, MemoryFile, Own, Part, PartFrom, Request,
+};
 use stanchion_format::ids::ExtentId;
 use stanchion_mem::{Extent, fds};
 use std::collections::BTreeMap;
@@ -98,28 +100,50 @@ impl Pool {
     pub fn file(&self, path: &str) -> Option<Vec<u8>> {
         let inside = self.0.lock().unwrap();
         let (bytes, parts) = inside.files.get(path)?;
-        let mut all = Vec::new();
-        for part in parts {
-            let (id, offset) = place(part);
-            let mut buf = vec![0; part.bytes as usize];
-            inside.extent(id).0.mapping().read(offset as usize, &mut buf);
-            all.extend(buf);
-        }
+        let all = inside.bytes(parts);
         assert_eq!(all.len() as u64, *bytes);
         Some(all)
+    }
+
+    /// What a declared file is now; `base`: what it is over, if it is.
+    pub fn whole(&self, file: &MemoryFile, base: &[u8]) -> Vec<u8> {
+        let own = self.0.lock().unwrap().bytes(&file.parts);
+        let Some(over) = &file.base else { return own };
+        assert_eq!(over.changed.bytes() as usize, base.len());
+        let (mut all, mut own) = (base.to_vec(), &own[..]);
+        let mut at = 0;
+        for stretch in over.changed.stretches() {
+            let (now, later) = own.split_at(stretch.own as usize);
+            at += stretch.same as usize;
+            all[at..at + now.len()].copy_from_slice(now);
+            (at, own) = (at + now.len(), later);
+        }
+        assert!(at == all.len() && own.is_empty());
+        all
     }
 }
 
 fn place(part: &Part) -> (ExtentId, u64) {
     match part.from {
         PartFrom::Extent { id, offset } => (id, offset),
-        other => panic!("streams have no base, and this agent takes nothing over: {other:?}"),
+        other => panic!("this agent takes nothing over: {other:?}"),
     }
 }
 
 impl Inside {
     fn extent(&self, id: ExtentId) -> &(Extent, State) {
         &self.extents[id.0 as usize - 1]
+    }
+
+    fn bytes(&self, parts: &[Part]) -> Vec<u8> {
+        let mut all = Vec::new();
+        for part in parts {
+            let (id, offset) = place(part);
+            let mut buf = vec![0; part.bytes as usize];
+            self.extent(id).0.mapping().read(offset as usize, &mut buf);
+            all.extend(buf);
+        }
+        all
     }
 
     fn reply(&mut self, request: &Request) -> Option<Reply> {

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Collected, Facts, Mark, RegionId, TrackError, Tracker, Wanted};
+use super::{Collected, Facts, Mark, Method, RegionId, TrackError, Tracker, Wanted};
+use crate::maps::Span;
 
 /// A tracker whose regions are those of the last collection.
 pub struct SliceTracker {
@@ -52,6 +53,15 @@ impl SliceTracker {
         unsafe { self.tracker.watch_all(&new) }?;
         self.known.extend(new.iter().map(|(id, start, len)| (*id, (start.addr(), *len))));
         regions.iter().map(|(id, _)| self.tracker.collect(*id)).collect()
+    }
+
+    /// Does the kernel tell of pages of this region, which is where it was when it was last collected? A mapping has one
+    /// userfaultfd: nobody else can write-protect it then.
+    pub fn kernel_watches(&self, id: RegionId, bytes: &[u8]) -> bool {
+        let span = Span { start: bytes.as_ptr().addr(), len: bytes.len() };
+        self.known.get(&id) == Some(&(span.start, span.len))
+            && span.pages(self.tracker.page).len > 0
+            && self.tracker.method(id) == Ok(Method::Scan)
     }
 
     /// The dataset with these collections is committed.
