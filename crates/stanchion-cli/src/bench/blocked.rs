@@ -329,7 +329,7 @@ fn measure(args: &BlockedRankArgs) -> anyhow::Result<Times> {
     if !args.cow_only {
         increments(args, &mut client, &mut times, &mut state)?;
     }
-    if !args.huge_only && !args.incremental_only {
+    if !args.cow_only && !args.incremental_only {
         cow_increments(args, &mut client, &mut times, &mut state)?;
     }
     client.finalize()?;
