@@ -406,10 +406,17 @@ impl Client {
 
     /// A file of the dataset that is being written is in the pool.
     pub(crate) fn add_memory(&mut self, file: MemoryFile, bytes: u64, took: PoolTimes) {
-        if let Phase::Writing { memory, spent, blocked, .. } = &mut self.phase {
+        self.spend(took);
+        if let Phase::Writing { memory, .. } = &mut self.phase {
             memory.push((file, bytes));
-            spent.add(took);
+        }
+    }
+
+    /// The caller was kept from its work for so long.
+    pub(crate) fn spend(&mut self, took: PoolTimes) {
+        if let Phase::Writing { spent, blocked, .. } = &mut self.phase {
             *blocked += took.wait + took.copy;
+            spent.add(took);
         }
     }
 

@@ -8,12 +8,13 @@
 use crate::behind::Copier;
 use crate::client::{Begun, Client};
 use crate::error::Error;
-use crate::pool::{PoolWriter, Put};
+use crate::pool::{PoolTimes, PoolWriter, Put};
 use crate::regions::{Region, placed};
 use stanchion_format::ids::{Key, Level};
 use stanchion_format::limits::MEMORY_PARTS_MAX;
 use stanchion_format::regions::{ALIGN, RegionAt, encode};
 use stanchion_mem::track::{Changes, Mark, RegionId, Run, SliceTracker, Wanted};
+use std::time::Instant;
 
 /// Hash blocks are pages: what the kernel tells by.
 const HASH_BLOCK: usize = 4096;
@@ -169,8 +170,11 @@ impl Client {
         let name = self.regions_file(&begun.name);
         let (placed, end) = placed(&name, regions)?;
         self.hear_of_base()?;
+        let start = Instant::now();
         let (marks, changes) = self.changes(regions)?;
         let changed = self.shareable(regions, &placed, &changes);
+        // To look for what need not be copied is part of copying.
+        self.spend(PoolTimes { copy: start.elapsed(), ..PoolTimes::default() });
         let path = self.regions_path(&begun.name);
         let key = self.writing_key()?;
         let (put, copier) = match (&changed, behind) {

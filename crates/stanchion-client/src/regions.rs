@@ -2,12 +2,13 @@
 
 use crate::client::{Begun, Client, Offer};
 use crate::error::{Error, Words};
-use crate::pool::{PoolWriter, Put};
+use crate::pool::{PoolTimes, PoolWriter, Put};
 use crate::source::Source;
 use stanchion_format::regions::{self, HEADER_BYTES, RegionAt, RegionsError};
 use std::fs::OpenOptions;
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::time::Instant;
 
 /// Memory to be stored.
 #[derive(Clone, Copy, Debug)]
@@ -100,6 +101,7 @@ impl Client {
             path: Words::name(&place),
             cause,
         };
+        let start = Instant::now();
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
         let file = options.open(&place).map_err(failed)?;
@@ -108,6 +110,7 @@ impl Client {
         for (region, at) in regions.iter().zip(placed) {
             file.write_all_at(region.bytes, at.offset).map_err(failed)?;
         }
+        self.spend(PoolTimes { copy: start.elapsed(), ..PoolTimes::default() });
         Ok(())
     }
 

@@ -17,7 +17,7 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 const BYTES: usize = 3 << 20;
@@ -236,17 +236,24 @@ fn an_agent_that_hangs_up_stops_the_copy() {
         return;
     }
     let pool = pool();
-    let fake = pool.scripted(|request| match request {
-        Request::Attach { .. } => Some(Reply::Do(Box::new(|mut stream| {
-            stream.write_all(&sealed(&Answer::Ok))?;
-            stream.shutdown(Shutdown::Write)
-        }))),
+    let (hung_up_to, hung_up) = mpsc::channel();
+    let fake = pool.scripted(move |request| match request {
+        Request::Attach { .. } => {
+            let hung_up = hung_up_to.clone();
+            Some(Reply::Do(Box::new(move |mut stream| {
+                stream.write_all(&sealed(&Answer::Ok))?;
+                stream.shutdown(Shutdown::Write)?;
+                hung_up.send(()).map_err(std::io::Error::other)
+            })))
+        }
         Request::Wait { .. } => Some(Reply::Answer(failed(Code::Level, "it was dropped"))),
         _ => None,
     });
     let mut client = connect(&fake, &[SLOW]);
     let mut memory = state(1);
     let no = snapshot(&mut client, &memory);
+    // Before that, who writes gets its blocks copied, and that may be all.
+    hung_up.recv_timeout(Duration::from_secs(30)).unwrap();
     memory.fill(2);
     let error = client.wait(no, Level::Cached, 1000).unwrap_err();
     assert_eq!((error.code(), error.to_string().as_str()), (Code::Level, "it was dropped"));

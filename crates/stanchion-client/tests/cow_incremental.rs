@@ -116,6 +116,25 @@ fn holds(whole: &[u8], was: &[u8]) -> bool {
 
 // FM-P13: each one is of its moment, whatever the program changes behind it.
 #[test]
+fn to_look_for_what_changed_counts_as_copying() {
+    // No machine compares 32 MiB in so little, and nothing is left to be copied.
+    const LEAST_US: u64 = 200;
+    let pool = Pool::new(1 << 20, 128 << 20);
+    let fake = pool.fake();
+    let mut client = connect(&fake, &tracked_by("hash"));
+    let state = vec![7; 32 << 20];
+    for _ in 0..2 {
+        let regions = [Region { id: ID, bytes: &state }];
+        client.checkpoint_incremental("", FLAG_CHECKPOINT, &regions).unwrap();
+    }
+    assert!(client.stored().copied < PAGE as u64);
+    let own = pool.completes().pop().unwrap();
+    assert!(own.copy_us >= LEAST_US && own.blocked_us >= own.copy_us, "{own:?}");
+    drop(client);
+    fake.end();
+}
+
+#[test]
 fn full_ones_are_copied_behind_and_increments_at_once() {
     for tracking in trackings() {
         let pool = pool();

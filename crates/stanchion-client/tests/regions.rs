@@ -68,10 +68,16 @@ fn a_snapshot_goes_to_a_file_where_there_is_no_pool() {
     drop(client);
     let (_, requests) = fake.end();
     let said = requests.iter().filter_map(|r| match r {
-        Request::Collective { ask: Ask::Snapshot, own } => Some((own.valid, own.child)),
+        Request::Collective { ask: Ask::Snapshot, own } => Some((own.valid, own.child, own)),
         _ => None,
     });
-    assert_eq!(said.collect::<Vec<_>>(), [(true, false), (false, false)]);
+    let said: Vec<_> = said.collect();
+    assert_eq!(
+        said.iter().map(|s| (s.0, s.1)).collect::<Vec<_>>(),
+        [(true, false), (false, false)]
+    );
+    // Writing it kept the caller from its work.
+    assert!(said[0].2.copy_us > 0 && said[0].2.blocked_us >= said[0].2.copy_us);
 }
 
 #[test]
