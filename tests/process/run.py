@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 import traceback
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -85,8 +86,10 @@ def in_turns(jobs):
     alone = [n for n, test in enumerate(chosen) if test[0].split(".")[0] in ALONE]
     others = [n for n in range(len(chosen)) if n not in set(alone)]
     if jobs > 1 and len(others) > 1:
-        with multiprocessing.get_context("fork").Pool(jobs) as pool:
-            yield from pool.imap_unordered(run_at, others)
+        # Who of them is killed is an error here; a multiprocessing.Pool would wait for its result for ever.
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+            for done in as_completed([pool.submit(run_at, place) for place in others]):
+                yield done.result()
     else:
         alone = others + alone
     yield from map(run_at, alone)
