@@ -114,7 +114,6 @@ fn holds(whole: &[u8], was: &[u8]) -> bool {
     whole[whole.len() - BYTES..] == *was
 }
 
-// FM-P13: each one is of its moment, whatever the program changes behind it.
 #[test]
 fn to_look_for_what_changed_counts_as_copying() {
     // No machine compares 32 MiB in so little, and nothing is left to be copied.
@@ -134,6 +133,7 @@ fn to_look_for_what_changed_counts_as_copying() {
     fake.end();
 }
 
+// FM-P13: each one is of its moment, whatever the program changes behind it.
 #[test]
 fn full_ones_are_copied_behind_and_increments_at_once() {
     for tracking in trackings() {

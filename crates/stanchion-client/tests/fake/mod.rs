@@ -7,7 +7,7 @@ use stanchion_format::frame;
 use stanchion_format::ids::{DatasetNo, Incarnation, Key, SlotId};
 use stanchion_format::limits::CLIENT_FRAME_BYTES_MAX;
 use stanchion_format::manifest::FileDecl;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -303,8 +303,13 @@ fn serve<S: FnMut(usize, &Request) -> Option<Reply>>(
                 return;
             }
             Reply::Drip(bytes, pause) => bytes.iter().try_for_each(|byte| {
-                std::thread::sleep(pause);
-                stream.write_all(&[*byte])
+                // As long as nobody hangs up; who waits for an answer says nothing.
+                stream.set_read_timeout(Some(pause))?;
+                match stream.read(&mut [0]) {
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => stream.write_all(&[*byte]),
+                    Ok(0) => Err(ErrorKind::BrokenPipe.into()),
+                    other => panic!("in the middle of an answer: {other:?}"),
+                }
             }),
             Reply::Silence => stream.read_to_end(&mut Vec::new()).map(|_| ()),
             Reply::Close => return,
