@@ -259,7 +259,7 @@ int stn_cow_text(stn_ctx *ctx, char *buf, size_t buf_len);
  * and why):
  *
  * userfaultfd: pages are write-protected, and a thread of this process ("stn-cow",
- * all signals blocked, gone when all is copied) copies them; who writes to a page
+ * all signals blocked, gone when all is copied and gathered) copies them; who writes to a page
  * that is not copied yet waits for its block (256 KiB, or a huge page), which comes
  * first. It ends with its process: what a dead rank had not copied is not stored.
  * Memory in huge pages is protected several times faster, and stays in them: behind the

@@ -169,8 +169,8 @@ impl Client {
     ) -> Result<(Option<Copier>, Option<Next>), Error> {
         let name = self.regions_file(&begun.name);
         let (placed, end) = placed(&name, regions)?;
-        self.hear_of_base()?;
         let start = Instant::now();
+        self.hear_of_base()?;
         let (marks, changes) = self.changes(regions)?;
         let changed = self.shareable(regions, &placed, &changes);
         // To look for what need not be copied is part of copying.
