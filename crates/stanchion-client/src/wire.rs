@@ -19,9 +19,11 @@ use std::time::{Duration, Instant};
 const LONGEST: Duration = Duration::from_secs(400 * 24 * 3600);
 
 /// How much longer than the agent the library waits: the agent's own deadline passes first, and its
-/// error names who is missing.
+/// error names who is missing. Never short, as giving up ends the link for good: an agent that answers
+/// late is one that got no processor, or a slow disk, and no reason to lose the job (FM-V1). A tenth of a
+/// second was too little for a node with more ranks than cores.
 fn margin(ms: u64) -> Duration {
-    Duration::from_millis(ms / 4).clamp(Duration::from_millis(100), Duration::from_secs(10))
+    Duration::from_millis(ms / 4).clamp(Duration::from_secs(5), Duration::from_secs(10))
 }
 
 /// The whole wait for something that the agent gives up after `ms`.
