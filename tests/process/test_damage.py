@@ -8,14 +8,10 @@ import os
 import signal
 from pathlib import Path
 
-from harness import check
+from harness import check, files_under
 from test_loss import RANKS, committed, heat, protected
 
 KINDS = ("flip", "truncate", "remove", "swap", "older")
-
-
-def files_of(directory, pattern="*.heat"):
-    return sorted(Path(directory).rglob(pattern))
 
 
 def damage(kind, victim, other, older):
@@ -72,10 +68,10 @@ def cache_damage(lab, kind, nodes, spares=0, scheme="XOR", run_args=(), program=
         agent = run.node(node)
         # What was being written when the ranks were stopped has no certificate.
         dirs = [d for d in datasets_in(agent) if int(d.name.split(".")[0]) <= number]
-        mine = files_of(dirs[-1], pattern)
+        mine = files_under(dirs[-1], pattern)
         newest = int(dirs[-1].name.split(".")[0])
         check(newest == number and len(dirs) >= 2, f"node {node} has {dirs}, wanted number {number}")
-        damage(kind, mine[0], mine[1], files_of(dirs[-2], pattern)[0])
+        damage(kind, mine[0], mine[1], files_under(dirs[-2], pattern)[0])
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -121,7 +117,7 @@ def prefix_kind(kind):
         run.finish()
         listed = lab.listed()["datasets"]
         newest = listed[-1]["name"]
-        mine, older = files_of(lab.prefix / newest), files_of(lab.prefix / listed[-2]["name"])
+        mine, older = (files_under(lab.prefix / d, "*.heat") for d in (newest, listed[-2]["name"]))
         damage(kind, mine[5], mine[6], older[5])
         found = lab.tool("verify", newest, "--prefix", lab.prefix, "--json", code=1)
         check("rank_000005" in found.stdout, found.both)
@@ -169,7 +165,7 @@ def test_cache_parity(lab):
     newest_protected(run)
     for node in (0, 2, 3):
         for directory in datasets_in(run.node(node)):
-            for parity in Path(directory).rglob("parity"):
+            for parity in files_under(directory, "parity"):
                 if parity.stat().st_size:
                     damage("flip", parity, None, None)
     run.kill_node(1)

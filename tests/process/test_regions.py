@@ -11,7 +11,7 @@ from pathlib import Path
 
 import test_damage
 import test_loss
-from harness import Skip, check, until
+from harness import Skip, check, files_under, until
 from test_loss import ARGS, RANKS, committed, losses_before_protected, protected, three_losses
 
 PROGRAM = "heat2d_regions"
@@ -191,7 +191,7 @@ def test_regions_lie_in_the_pool(lab):
     run = bare(lab, spares=0, step_ms=40)
     protected(run, committed(run, 0, 2))
     for agent in [a for a in run.agents() if a["alive"] and a["node"] is not None]:
-        left = [p for p in Path(agent["cache"]).rglob(FILES) if p.is_file()]
+        left = files_under(agent["cache"], FILES)
         check(not left, f"{agent}: {left}")
         check(flip_in_pool(agent, mask=0) >= 2, f"node {agent['node']} has no regions in its pool")
     run.finish()

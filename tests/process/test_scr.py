@@ -2,7 +2,7 @@
 
 import subprocess
 
-from harness import ROOT, check
+from harness import ROOT, check, files_under
 
 
 def sequence(lab, steps, ranks, nodes, env=None):
@@ -99,7 +99,7 @@ def test_disabled_passes_through(lab):
     command = lab.mpiexec(2, lab.program("test_api"), "--steps", "3", "--always", "1")
     done = subprocess.run(command, env=lab.env(**env), capture_output=True, text=True, timeout=60, cwd=lab.prefix)
     check(done.returncode == 0, done.stdout + done.stderr)
-    check([p for p in lab.prefix.rglob("*") if p.is_file()], "no file in the prefix")
+    check(files_under(lab.prefix), "no file in the prefix")
 
 
 def test_checkpoint_by_seconds_and_overhead(lab):

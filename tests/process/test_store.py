@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import test_damage
-from harness import Skip, check, until
+from harness import Skip, check, files_under, until
 from test_loss import ARGS, committed, losses_before_protected, protected, three_losses
 from test_regions import INCREMENTAL, STREAM, UNRECOVERABLE, bare, heat
 
@@ -28,7 +28,7 @@ def on_disk(lab, *more, run_args=(), program=heat, **others):
 def flip_in_segments(agent, mask=0x40):
     """Flips bits of every rank's regions in an agent's store, of all datasets it keeps; how many."""
     flipped = 0
-    for path in Path(agent["cache"]).rglob("store/seg.*"):
+    for path in files_under(agent["cache"], "store/seg.*"):
         with open(path, "r+b", buffering=0) as segment:
             for at in range(0, path.stat().st_size, 4096):
                 if os.pread(segment.fileno(), 8, at) == b"STNREGN1":
@@ -131,7 +131,7 @@ def test_a_checkpoint_is_larger_than_the_pool(lab, **mode):
     # FM-P11: two ranks of a node write 2 MB through 1 MB: what is full is stored while they write on.
     run = on_disk(lab, spares=1, step_ms=40, run_args=("--set", "pool_bytes_max=1M", "--set", "chunk_bytes=64K"), **mode)
     at, _ = protected(run, committed(run, 0, 2))
-    left = [p for p in Path(run.node(2)["cache"]).rglob("r??????/*") if p.is_file()]
+    left = files_under(run.node(2)["cache"], "r??????/*")
     check(not left, f"files beside the segments: {left}")
     run.kill_node(2)
     run.wait_event("node_lost", after=at)
