@@ -391,11 +391,14 @@ pub struct OverheadArgs {
     /// Checkpoints in this time, evenly
     #[arg(long, default_value_t = 3)]
     pub checkpoints: u32,
-    /// Rounds; each runs the job once in every way
-    #[arg(long, default_value_t = 5)]
+    /// Pairs of windows, with and without a checkpoint, in one run of each way
+    #[arg(long, default_value_t = 6)]
+    pub pairs: u32,
+    /// Also whole runs, with and without checkpoints, in every way: so many rounds
+    #[arg(long, default_value_t = 0)]
     pub repeats: u32,
     /// How the state is made safe
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "files,pool,cow,flush")]
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "files,cow,flush")]
     pub ways: Vec<Way>,
     /// On which cores the job runs
     #[arg(long, value_enum, value_delimiter = ',', default_value = "busy,spare")]
@@ -422,8 +425,8 @@ pub struct OverheadRankArgs {
     pub mb: u64,
     #[arg(long)]
     pub steps: u64,
-    #[arg(long)]
-    pub checkpoints: u32,
+    #[arg(long, allow_hyphen_values = true)]
+    pub plan: String,
     #[arg(long, default_value_t = 0)]
     pub cores: usize,
     #[arg(long, value_enum)]

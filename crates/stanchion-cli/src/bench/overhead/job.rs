@@ -14,8 +14,11 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+/// A plan has a character for each window: with a checkpoint where it begins, or without one.
+pub(super) const CHECKPOINT: char = 'x';
+pub(super) const NONE: char = '-';
 /// For what is behind the application to end when the job has ended, milliseconds.
 const SETTLE_MS: u64 = 300_000;
 
@@ -24,13 +27,13 @@ const SETTLE_MS: u64 = 300_000;
 pub(super) struct Times {
     /// From the first step to the last.
     pub total: f64,
-    /// Each step, with what was done for a checkpoint in it.
-    pub steps: Vec<f64>,
+    /// Each window, from the end of the one before.
+    pub windows: Vec<f64>,
     /// Before the first step: memory made warm and mapped.
     pub protect: f64,
     /// Each checkpoint.
     pub blocked: Vec<f64>,
-    /// From the beginning of each checkpoint until it was safe; rank 0 only, to within a step.
+    /// From the beginning of each checkpoint until it was safe, in their order; rank 0 only, to within a step.
     pub safe: Vec<f64>,
 }
 
@@ -40,15 +43,8 @@ pub(in crate::bench) fn ranks(args: &OverheadRankArgs) -> Result<Exit, Failed> {
         pin(args.cores)?;
     }
     let mut children = common::spawn("overhead-rank", args.ranks, |command| {
-        command.args(["--way", args.way.word()]);
-        common::options(
-            command,
-            &[
-                ("--mb", args.mb),
-                ("--steps", args.steps),
-                ("--checkpoints", args.checkpoints.into()),
-            ],
-        );
+        command.args(["--way", args.way.word(), "--plan", &args.plan]);
+        common::options(command, &[("--mb", args.mb), ("--steps", args.steps)]);
         command.arg("--dir").arg(&args.dir);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
     })?;
@@ -119,21 +115,19 @@ fn compute(args: &OverheadRankArgs) -> anyhow::Result<Times> {
     let mut saver = Saver::new(args, &mut times)?;
     barrier()?;
     let start = Instant::now();
-    let apart = args.steps / (u64::from(args.checkpoints) + 1);
-    for step in 1..=args.steps {
-        let stepped = Instant::now();
-        sweep(&mut state);
-        barrier()?;
-        let nth = step.checked_div(apart).unwrap_or(0);
-        if step.is_multiple_of(apart.max(1)) && (1..=args.checkpoints.into()).contains(&nth) {
-            let began = Instant::now();
+    for window in args.plan.chars() {
+        let began = Instant::now();
+        if window == CHECKPOINT {
             saver.save(&state)?;
             times.blocked.push(began.elapsed().as_secs_f64());
         }
-        saver.look(0)?;
-        times.steps.push(stepped.elapsed().as_secs_f64());
+        for _ in 0..args.steps {
+            sweep(&mut state);
+            barrier()?;
+            saver.look(0)?;
+        }
+        times.windows.push(began.elapsed().as_secs_f64());
     }
-    barrier()?;
     times.total = start.elapsed().as_secs_f64();
     times.safe = saver.end()?;
     // The compiler must not find out that nobody wants the result.
@@ -230,9 +224,4 @@ impl Saver {
         }
         Ok(self.safe)
     }
-}
-
-/// How long a step takes, from a short run.
-pub(super) fn step_time(total: f64, steps: u64) -> Duration {
-    Duration::from_secs_f64(total / steps as f64)
 }
