@@ -161,12 +161,12 @@ impl Agent {
                 return;
             }
         }
-        let urgent = contrib
-            .trouble
-            .clone()
-            .filter(|t| matches!(t.cause, Cause::Timeout | Cause::Unreachable));
+        let urgent = contrib.trouble.clone().filter(|t| match id {
+            CollId::Protect(_) => true,
+            _ => of_ranks(id) && matches!(t.cause, Cause::Timeout | Cause::Unreachable),
+        });
         let coll = self.coll(id);
-        if coll.urgent.is_none() && of_ranks(id) {
+        if coll.urgent.is_none() {
             coll.urgent = urgent;
         }
         coll.kids.insert(from, contrib);

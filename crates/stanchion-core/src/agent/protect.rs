@@ -333,6 +333,8 @@ impl Agent {
         let times = dataset.times;
         let id = CollId::Protect(key);
         let coll = self.coll(id);
+        // Who waits for this one's manifest would wait until `protect_timeout_ms`.
+        coll.urgent = trouble.clone();
         coll.own.trouble = trouble;
         coll.own.times = times;
         coll.own_done = true;

@@ -221,7 +221,7 @@ impl Agent {
             Record::Level(key, level) => self.level_reached(key, level),
             Record::ProtectFailed(key, trouble) => {
                 if let Some(dataset) = self.datasets.get_mut(&key) {
-                    dataset.protect_failed = true;
+                    (dataset.protect_failed, dataset.protect_voted) = (true, true);
                 }
                 self.log(Severity::Debug, format!("dataset {key} stays unprotected: {trouble}"));
                 self.root_protect_failed(key, trouble);
