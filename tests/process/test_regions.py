@@ -113,7 +113,7 @@ def test_restart_from_the_prefix(lab):
     again.same()
 
 
-def flip_in_pool(agent, mask=0x40):
+def flip_in_pool(agent, mask=0x40, at=4100):
     """Flips bits of every rank's regions in an agent's shared memory, of all datasets it keeps; how many."""
     flipped = 0
     for fd in Path(f"/proc/{agent['pid']}/fd").iterdir():
@@ -124,8 +124,8 @@ def flip_in_pool(agent, mask=0x40):
             continue
         with open(fd, "r+b", buffering=0) as memory:
             if memory.read(8) == b"STNREGN1":
-                byte = os.pread(memory.fileno(), 1, 4100)
-                os.pwrite(memory.fileno(), bytes([byte[0] ^ mask]), 4100)
+                byte = os.pread(memory.fileno(), 1, at)
+                os.pwrite(memory.fileno(), bytes([byte[0] ^ mask]), at)
                 flipped += 1
     return flipped
 
@@ -177,6 +177,27 @@ for _name, (_mode, _sets) in MODES.items():
         if (_mode, _test) != (STREAM, a_flipped_byte_in_the_pool):
             globals()[f"test_{_name}{_test.__name__}"] = partial(_test, mode=_mode, sets=_sets)
 del _name, _mode, _sets, _test
+
+
+def test_an_increment_over_spoiled_bytes(lab):
+    # FM-P6: in a part that does not change, and the job goes on: no good checksum is made of them, and the next full
+    # one ends it.
+    run = heat(lab, mb=2, spares=0, step_ms=40, steps_args=ARGS + INCREMENTAL,
+               run_args=("--flush-every", 0, "--set", "incremental_max=1000"))
+    at, _ = protected(run, committed(run, 0, 2))
+    pids = test_damage.stop_ranks(run)
+    newest = test_damage.newest_protected(run)
+    check(flip_in_pool(run.node(1), at=512 << 10) >= 1, "node 1 has no regions in its pool")
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    at, failed = run.wait_event("protect_failed", after=at)
+    check(failed["dataset"]["number"] > newest and "restart does not use it" in failed["text"], f"{failed}")
+    at, dropped = run.wait_event("dropped", after=at)
+    check("checksum" in dropped["text"], f"{dropped}")
+    protected(run, committed(run, at))
+    run.finish()
+    run.same()
+    check(len(run.all_events("dropped")) == 1, f"{run.all_events('dropped')}")
 
 
 def test_bytes_flipped_beyond_the_scheme_in_the_pool(lab):

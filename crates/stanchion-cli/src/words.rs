@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use stanchion_core::api::{GiveUp, Notice, Outcome};
 use stanchion_format::client::{FLAG_CHECKPOINT, FLAG_OUTPUT};
 use stanchion_format::ids::{Key, Level, SlotId};
-use stanchion_format::peer::{DatasetInfo, Report, Times, Trouble};
+use stanchion_format::peer::{Cause, DatasetInfo, Report, Times, Trouble};
 use std::collections::BTreeMap;
 
 /// One thing that happened, in both languages.
@@ -332,6 +332,14 @@ impl Teller {
                 let facts = json!({"dataset": key(*k), "level": level.as_str(), "times": times(t)});
                 said("level", facts, self.level(*k, *level, t))
             }
+            Report::ProtectFailed(k, t) if t.cause == Cause::Damaged => said(
+                "protect_failed",
+                of(*k, Some(t)),
+                format!(
+                    "{} was damaged before it had redundancy: {t}; a restart does not use it, the one before stays",
+                    self.name(*k)
+                ),
+            ),
             Report::ProtectFailed(k, t) => said(
                 "protect_failed",
                 of(*k, Some(t)),
@@ -499,7 +507,6 @@ fn list(names: &[String]) -> String {
 mod tests {
     use super::*;
     use stanchion_format::ids::{AgentId, DatasetNo, Incarnation, RankId};
-    use stanchion_format::peer::Cause;
 
     #[test]
     fn sentences_name_dataset_node_rank_file_and_cause() {

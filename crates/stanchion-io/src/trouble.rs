@@ -8,6 +8,8 @@ pub fn cause(errno: Errno) -> Cause {
     match errno {
         Errno::NOSPC | Errno::DQUOT => Cause::NoSpace,
         Errno::NOENT => Cause::Missing,
+        // Also what file systems say of a block whose checksum is wrong.
+        Errno::BADMSG => Cause::Damaged,
         other => Cause::Os(other.raw_os_error()),
     }
 }

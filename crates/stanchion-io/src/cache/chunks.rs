@@ -51,9 +51,10 @@ impl Cache {
                 return Err(trouble(Cause::SamePath));
             }
             let path = self.file_path(key, slot, decl.rank, &decl.path);
-            let stat = match self.memory.open(&path) {
-                Some(file) => file.stat(),
-                None => self.fs.stat(&path),
+            let stat = match (self.memory.open(&path), self.memory.refused(&path)) {
+                (Some(file), _) => file.stat(),
+                (None, Some(cause)) => return Err(trouble(cause)),
+                (None, None) => self.fs.stat(&path),
             };
             let stat = stat.map_err(|e| trouble(cause(e)))?;
             regular(stat.kind).map_err(|e| trouble(cause(e)))?;
@@ -86,9 +87,11 @@ impl Cache {
             name::check_path(&decl.path).map_err(|_| trouble(Cause::Name))?;
             let path = self.file_path(key, slot, decl.rank, &decl.path);
             let file = self.open_file(&path, How::Read).map_err(|e| trouble(cause(e)))?;
-            let entry = digest_file(&*file, decl, chunk_bytes, &mut buf, cancel)
-                .map_err(|t| t.slot(slot).rank(decl.rank).file(&decl.path))?;
-            entries.push(entry);
+            let entry = digest_file(&*file, decl, chunk_bytes, &mut buf, cancel);
+            if entry.as_ref().is_err_and(|t| t.cause == Cause::Damaged) {
+                self.memory.spoiled(&path);
+            }
+            entries.push(entry.map_err(|t| t.slot(slot).rank(decl.rank).file(&decl.path))?);
         }
         entries.sort_by(|a, b| (a.rank, &a.path).cmp(&(b.rank, &b.path)));
         if let Some(w) =
@@ -253,11 +256,13 @@ fn digest_file(
         if cancel() {
             return Err(cancelled());
         }
-        if let Some(sum) = file.sum_at(offset, len.into()) {
+        if let Some(sum) = file.sum_at(offset, len.into()).at(decl.path.as_str())? {
             chunks.push(sum);
             continue;
         }
-        let (have, crc) = fs::checksum(file, buf, offset, len as usize).at(decl.path.as_str())?;
+        let each = |at, bytes: &[u8]| file.vouch(at, bytes);
+        let summed = fs::checksum_with(file, buf, (offset, len as usize), each);
+        let (have, crc) = summed.at(decl.path.as_str())?;
         if have < len as usize {
             return Err(size(offset + have as u64));
         }

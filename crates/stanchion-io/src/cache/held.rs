@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::io::Errno;
-use stanchion_format::checksum::{Crc, Crc64, joined};
+use stanchion_format::checksum::{Crc, joined};
 use stanchion_format::ids::ExtentId;
 
 use super::memory::{Memory, OnFreed};
@@ -19,7 +19,7 @@ use crate::store::{Place, Tag};
 /// Bytes that are copied with the lock held: who gives memory back, or takes a file over, does not wait for more.
 const STEP_BYTES: u64 = 256 << 10;
 /// Bytes that are copied and summed in one go: what stays in the processor's nearest cache.
-const SUM_BYTES: usize = 32 << 10;
+pub(super) const SUM_BYTES: usize = 32 << 10;
 
 /// An extent as long as a file or a reader has it.
 pub(super) struct Used {
@@ -33,16 +33,16 @@ pub(super) struct Used {
 }
 
 #[derive(Default)]
-struct State {
-    memory: Option<Arc<dyn Memory>>,
+pub(super) struct State {
+    pub(super) memory: Option<Arc<dyn Memory>>,
     /// What files have of it and the store not, nor is it on the way: offset and length.
     left: BTreeMap<u64, u64>,
     stored: BTreeMap<u64, Slice>,
     moving: Vec<Moving>,
     /// Checksums that are known, by offset: length and checksum.
-    sums: BTreeMap<u64, (u64, Crc)>,
+    pub(super) sums: BTreeMap<u64, (u64, Crc)>,
     /// Grows with each repair: a checksum of before is of other bytes.
-    version: u64,
+    pub(super) version: u64,
     /// Other processes were told where in memory it is.
     pinned: bool,
     /// Nobody is likely to read it soon.
@@ -108,7 +108,7 @@ fn overlaps(a: (u64, u64), b: (u64, u64)) -> bool {
 
 impl State {
     /// Ranges of a map by offset that have bytes of a range.
-    fn touching<T: Copy>(
+    pub(super) fn touching<T: Copy>(
         map: &BTreeMap<u64, T>,
         bytes: impl Fn(&T) -> u64,
         range: (u64, u64),
@@ -175,7 +175,7 @@ impl State {
         }
     }
 
-    fn sum(&self, offset: u64, bytes: u64) -> Option<Crc> {
+    pub(super) fn sum(&self, offset: u64, bytes: u64) -> Option<Crc> {
         let (mut at, end) = (offset, offset + bytes);
         let mut sum: Option<Crc> = None;
         while at < end {
@@ -200,11 +200,11 @@ impl Used {
         Used { id, bytes, tag, freed, moves, state: RwLock::new(state) }
     }
 
-    fn reading(&self) -> RwLockReadGuard<'_, State> {
+    pub(super) fn reading(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn writing(&self) -> RwLockWriteGuard<'_, State> {
+    pub(super) fn writing(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -388,35 +388,9 @@ impl Used {
         Ok(())
     }
 
-    /// The checksum of a range, if it is known or in memory: each byte is read for it once, by who stores it or by who
-    /// makes a manifest of it.
-    pub(super) fn sum(&self, offset: u64, bytes: u64) -> Option<Crc> {
-        let version = {
-            let state = self.reading();
-            if let Some(sum) = state.sum(offset, bytes) {
-                return Some(sum);
-            }
-            state.version
-        };
-        let mut crc = Crc64::new();
-        let mut buf = [0; SUM_BYTES];
-        let mut done = 0;
-        while done < bytes {
-            let step = (bytes - done).min(SUM_BYTES as u64);
-            let buf = &mut buf[..step as usize];
-            self.reading().memory.as_ref()?.read(offset + done, buf);
-            crc.update(buf);
-            done += step;
-        }
-        let crc = crc.crc();
-        let mut state = self.writing();
-        // Where sums of other ranges are, those are what the store goes by.
-        if state.version == version
-            && State::touching(&state.sums, |(len, _)| *len, (offset, bytes)).is_empty()
-        {
-            state.sums.insert(offset, (bytes, crc));
-        }
-        Some(crc)
+    /// Is what files have of it stored?
+    pub(super) fn has_store(&self) -> bool {
+        self.moves.is_some()
     }
 
     /// The checksum of exactly this range, if it is known.

@@ -23,6 +23,7 @@ use stanchion_format::peer::{Cause, Trouble};
 use super::held::{Last, Lies, Used};
 use super::moving::Moves;
 use super::pieces::{Building, MemFile, Of};
+use super::vouch::Vouched;
 use super::{Cache, rank_dir};
 use crate::fs::{self, Handle, Kind, Stat};
 use crate::store::{Place, Tag};
@@ -51,6 +52,7 @@ pub type OnFreed = Box<dyn Fn(ExtentId) + Send + Sync>;
 struct MemHandle {
     file: Arc<MemFile>,
     last: Mutex<Last>,
+    vouched: Vouched,
 }
 
 impl Handle for MemHandle {
@@ -77,25 +79,40 @@ impl Handle for MemHandle {
         if done == 0 && !bytes.is_empty() { Err(Errno::FBIG) } else { Ok(done) }
     }
 
-    fn sum_at(&self, offset: u64, bytes: u64) -> Option<Crc> {
+    fn sum_at(&self, offset: u64, bytes: u64) -> fs::Result<Option<Crc>> {
         // Joining two sums takes as long as summing so many bytes: pages from everywhere are read instead. Two pieces
         // are any chunk that lies across the end of an extent.
         if self.file.pieces_within(offset, bytes) as u64 > 2 + bytes / JOIN_BYTES {
-            return None;
+            return Ok(None);
         }
         let mut sum = None;
-        let mut known = true;
-        let len = usize::try_from(bytes).ok()?;
+        let mut known = Ok(true);
+        let len = usize::try_from(bytes).map_err(|_| Errno::FBIG)?;
         let done = self.file.walk(offset, len, |used, at, from, to| {
             let len = (to - from) as u64;
-            let next = if known { used.sum(at, len) } else { None };
+            let next = match known {
+                Ok(true) => used.sum(at, len, &self.vouched),
+                _ => return,
+            };
             match (next, sum) {
-                (Some(next), Some(before)) => sum = Some(joined(before, next, len)),
-                (Some(next), None) => sum = Some(next),
-                (None, _) => known = false,
+                (Ok(Some(next)), Some(before)) => sum = Some(joined(before, next, len)),
+                (Ok(Some(next)), None) => sum = Some(next),
+                (Ok(None), _) => known = Ok(false),
+                (Err(e), _) => known = Err(e),
             }
         });
-        sum.filter(|_| known && done == len)
+        let known = known?;
+        Ok(sum.filter(|_| known && done == len))
+    }
+
+    fn vouch(&self, offset: u64, bytes: &[u8]) -> fs::Result<()> {
+        let mut same = Ok(());
+        self.file.walk(offset, bytes.len(), |used, at, from, to| {
+            if same.is_ok() {
+                same = used.vouch(at, &bytes[from..to], &self.vouched);
+            }
+        });
+        same
     }
 
     fn set_len(&self, bytes: u64) -> fs::Result<()> {
@@ -138,6 +155,8 @@ struct Table {
     clean: VecDeque<Weak<Used>>,
     /// Bytes of memory that are wanted back.
     wanted: u64,
+    /// Why there are no such files.
+    refused: HashMap<PathBuf, Cause>,
 }
 
 impl fmt::Debug for MemFiles {
@@ -225,7 +244,19 @@ impl MemFiles {
 
     pub(super) fn open(&self, path: &Path) -> Option<Box<dyn Handle>> {
         let file = self.table().files.get(path).cloned()?;
-        Some(Box::new(MemHandle { file, last: Mutex::default() }))
+        Some(Box::new(MemHandle { file, last: Mutex::default(), vouched: Vouched::default() }))
+    }
+
+    /// Why a file that a rank had in memory is not one of the dataset's.
+    pub(super) fn refused(&self, path: &Path) -> Option<Cause> {
+        self.table().refused.get(path).copied()
+    }
+
+    /// Bytes of a file are not what they were: nothing is to be built on it.
+    pub(super) fn spoiled(&self, path: &Path) {
+        if let Some(file) = self.table().files.get(path) {
+            file.spoil();
+        }
     }
 
     /// Forgets everything.
@@ -246,6 +277,7 @@ impl MemFiles {
                 .collect();
             let removed = paths.iter().filter_map(|path| table.files.remove(path)).collect();
             table.used.retain(|_, used| used.strong_count() > 0);
+            table.refused.retain(|path, _| !gone(path, 0));
             removed
         };
         drop::<Vec<Arc<MemFile>>>(removed);
@@ -273,7 +305,11 @@ impl Cache {
             None => Ok(None),
             Some(base) => {
                 let known = table.files.get(&rank_dir(base.key, slot, rank).join(&base.path));
-                known.map(|known| Some((known.clone(), base.changed.clone()))).ok_or(Cause::Missing)
+                match known {
+                    None => Err(Cause::Missing),
+                    Some(known) if known.is_spoiled() => Err(Cause::Damaged),
+                    Some(known) => Ok(Some((known.clone(), base.changed.clone()))),
+                }
             }
         };
         let mut trouble = base.as_ref().err().copied();
@@ -331,7 +367,10 @@ impl Cache {
         let kept = built.clone();
         let old = match trouble {
             None => table.files.insert(dir.join(&file.path), built),
-            Some(_) => Some(built),
+            Some(cause) => {
+                table.refused.insert(dir.join(&file.path), cause);
+                Some(built)
+            }
         };
         if !handed.is_empty() {
             table.handed.insert((key, slot, rank), handed);

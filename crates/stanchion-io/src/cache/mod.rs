@@ -30,6 +30,7 @@ mod parity;
 mod pieces;
 mod usage;
 mod verify;
+mod vouch;
 
 pub use chunks::OpenChunk;
 pub use held::Lies;

@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use stanchion_format::changed::{Changed, Stretch};
@@ -42,6 +43,8 @@ pub(super) struct MemFile {
     over: Mutex<Option<Over>>,
     /// Files without lists below this one, when it came.
     depth: usize,
+    /// Bytes of it are known to be damaged.
+    spoiled: AtomicBool,
 }
 
 /// Pieces that follow each other without gaps.
@@ -71,7 +74,13 @@ impl MemFile {
     /// A file of its own.
     pub(super) fn of(list: List) -> MemFile {
         let bytes = list.bytes;
-        MemFile { bytes, list: OnceLock::from(list), over: Mutex::default(), depth: 0 }
+        MemFile {
+            bytes,
+            list: OnceLock::from(list),
+            over: Mutex::default(),
+            depth: 0,
+            spoiled: AtomicBool::new(false),
+        }
     }
 
     /// A file that is as long as `base` and has its bytes but for `changed`: those are `own`; or why it cannot be.
@@ -86,7 +95,17 @@ impl MemFile {
         let depth = if base.list.get().is_some() { 0 } else { base.depth } + 1;
         let bytes = base.bytes;
         let over = Mutex::new(Some(Over { base, changed, own }));
-        (MemFile { bytes, list: OnceLock::new(), over, depth }, None)
+        let spoiled = AtomicBool::new(false);
+        (MemFile { bytes, list: OnceLock::new(), over, depth, spoiled }, None)
+    }
+
+    /// Bytes of it are not what they were.
+    pub(super) fn spoil(&self) {
+        self.spoiled.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_spoiled(&self) -> bool {
+        self.spoiled.load(Ordering::Relaxed)
     }
 
     /// Makes its list if too many files below it have none. Not to be called with locks held, as all that makes lists:

@@ -115,10 +115,16 @@ pub trait Handle: Send + Sync {
     }
     /// What it is now.
     fn stat(&self) -> Result<Stat>;
-    /// The checksum of a range, where it is known without reading the file.
-    fn sum_at(&self, offset: u64, bytes: u64) -> Option<Crc> {
+    /// The checksum of a range, where it is known without reading the file. `BADMSG`: the bytes have changed since one
+    /// was made of them.
+    fn sum_at(&self, offset: u64, bytes: u64) -> Result<Option<Crc>> {
         let _ = (offset, bytes);
-        None
+        Ok(None)
+    }
+    /// Of what was read from `offset` on, a checksum is being made: `BADMSG` if it is known not to be what was written.
+    fn vouch(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let _ = (offset, bytes);
+        Ok(())
     }
 }
 
@@ -171,12 +177,23 @@ pub fn checksum(
     offset: u64,
     len: usize,
 ) -> Result<(usize, Crc)> {
+    checksum_with(file, buf, (offset, len), |_, _| Ok(()))
+}
+
+/// The same; `each` looks at what is read.
+pub fn checksum_with(
+    file: &dyn Handle,
+    buf: &mut Vec<u8>,
+    (offset, len): (u64, usize),
+    each: impl Fn(u64, &[u8]) -> Result<()>,
+) -> Result<(usize, Crc)> {
     let mut crc = Crc64::new();
     let mut done = 0;
     while done < len {
         buf.resize(SLICE_BYTES.min(len - done), 0);
         let have = read_full(file, buf, offset + done as u64)?;
         crc.update(&buf[..have]);
+        each(offset + done as u64, &buf[..have])?;
         done += have;
         if have < buf.len() {
             break;

@@ -4,6 +4,7 @@
 mod common;
 mod faults;
 mod node;
+mod spoiled;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -195,6 +196,9 @@ fn an_increment_that_does_not_fit_its_base_is_refused() {
         let file = MemoryFile { path: "a".into(), base, parts };
         let kept = node.cache.keep((key(2), SLOT, RANK), &file, bytes, |_| Some(memory.clone()));
         assert_eq!(kept, Err(why));
+        // And that is what the dataset's end is told with.
+        let decl = FileDecl { rank: RANK, path: "a".into(), bytes };
+        assert_eq!(node.cache.stat(key(2), SLOT, &[decl]).unwrap_err().cause, why);
         assert!(node.freed().contains(&id));
     }
 }

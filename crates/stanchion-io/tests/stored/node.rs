@@ -49,6 +49,8 @@ pub struct Node {
     pub freed: Arc<Mutex<Vec<ExtentId>>>,
     pub told: Arc<Mutex<Vec<Trouble>>>,
     pub next: u64,
+    /// All memory that ranks were lent, by number; the first one is 1.
+    pub lent: Vec<Arc<Plain>>,
 }
 
 impl Node {
@@ -90,7 +92,7 @@ impl Node {
         if stores {
             cache.use_store(store.clone(), CHUNK.into(), tell);
         }
-        Node { cache: Arc::new(cache), disk, store, freed, told, next: 1 }
+        Node { cache: Arc::new(cache), disk, store, freed, told, next: 1, lent: Vec::new() }
     }
 
     /// A rank completes a file of `data` in extents of its own; `base`: in how far it is another one's, and `data` only
@@ -105,7 +107,8 @@ impl Node {
             self.next += 1;
             let mut memory = vec![0xee; EXTENT as usize];
             memory[skip as usize..][..piece.len()].copy_from_slice(piece);
-            made.push((id, Arc::new(Plain(Mutex::new(memory))) as Arc<dyn Memory>));
+            self.lent.push(Arc::new(Plain(Mutex::new(memory))));
+            made.push((id, self.lent.last().unwrap().clone() as Arc<dyn Memory>));
             parts.push(Part {
                 from: PartFrom::Extent { id, offset: skip },
                 bytes: piece.len() as u64,
@@ -121,6 +124,21 @@ impl Node {
         FileDecl { rank: RANK, path: path.into(), bytes: size }
     }
 
+    /// A stray write of the rank, to the place in its memory where `bytes` lie.
+    pub fn spoil(&self, bytes: &[u8]) {
+        let mut found = 0;
+        for memory in &self.lent {
+            let mut memory = memory.0.lock().unwrap();
+            for at in 0..memory.len() - bytes.len() + 1 {
+                if &memory[at..at + bytes.len()] == bytes {
+                    memory[at] ^= 1;
+                    found += 1;
+                }
+            }
+        }
+        assert_eq!(found, 1, "bytes that are there once are wanted");
+    }
+
     pub fn store_all(&self) {
         self.cache.store_kept((key(1), SLOT, RANK));
         while self.cache.store_some(Share::All) {}
@@ -130,7 +148,11 @@ impl Node {
 
     pub fn digest(&self, key: Key, decl: &FileDecl) -> Manifest {
         self.cache.stat(key, SLOT, std::slice::from_ref(decl)).unwrap();
-        self.cache.digest(key, SLOT, CHUNK, std::slice::from_ref(decl), &go_on).unwrap()
+        self.try_digest(key, decl).unwrap()
+    }
+
+    pub fn try_digest(&self, key: Key, decl: &FileDecl) -> Result<Manifest, Trouble> {
+        self.cache.digest(key, SLOT, CHUNK, std::slice::from_ref(decl), &go_on)
     }
 
     /// The file as it is read, chunk by chunk.
