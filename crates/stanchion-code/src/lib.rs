@@ -1,7 +1,10 @@
-//! Erasure-code kernels. Today: XOR (RAID-5 parity; Patterson, Gibson, Katz 1988).
+//! Erasure codes: XOR (RAID-5 parity; Patterson, Gibson, Katz 1988) and Reed-Solomon ([`rs`]).
 //!
-//! No dependencies, no allocation. The compiler makes vector code of the loop below; explicit kernels
-//! come with Reed-Solomon, where it cannot.
+//! No dependencies. Kernels do not allocate. The compiler makes vector code of the XOR loop; that of Reed-Solomon is by
+//! tables so far.
+
+pub mod gf;
+pub mod rs;
 
 /// Adds `data` into `parity`: `parity[i] ^= data[i]`. `data` may be shorter than `parity` (the missing
 /// rest counts as zeros), never longer.
