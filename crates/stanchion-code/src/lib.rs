@@ -1,9 +1,10 @@
 //! Erasure codes: XOR (RAID-5 parity; Patterson, Gibson, Katz 1988) and Reed-Solomon ([`rs`]).
 //!
-//! No dependencies. Kernels do not allocate. The compiler makes vector code of the XOR loop; that of Reed-Solomon is by
-//! tables so far.
+//! No dependencies. Kernels do not allocate. The compiler makes vector code of the XOR loop; that of Reed-Solomon has
+//! kernels of its own, chosen when it runs ([`kernel`]).
 
 pub mod gf;
+pub mod kernel;
 pub mod rs;
 
 /// Adds `data` into `parity`: `parity[i] ^= data[i]`. `data` may be shorter than `parity` (the missing

@@ -6,6 +6,7 @@
 //! shorter than the others counts as if zeros followed.
 
 use crate::gf::{inverse, mul};
+use crate::kernel::Kernel;
 use std::fmt;
 
 /// Data and parities of one code together: as many as the field has elements, which name them.
@@ -167,7 +168,8 @@ fn inverted(mut rows: Vec<Vec<u8>>) -> Option<Vec<Vec<u8>>> {
     Some(rows.into_iter().map(|row| row[n..].to_vec()).collect())
 }
 
-/// Adds `data` times `by` into `sum`. `data` may be shorter than `sum` (the missing rest counts as zeros).
+/// Adds `data` times `by` into `sum`, by the fastest kernel there is here. `data` may be shorter than `sum` (the missing
+/// rest counts as zeros).
 ///
 /// # Panics
 /// If `data` is longer than `sum`.
@@ -175,16 +177,7 @@ pub fn mul_into(sum: &mut [u8], data: &[u8], by: u8) {
     match by {
         0 => assert!(data.len() <= sum.len(), "a contribution is no longer than its parity"),
         1 => crate::xor_into(sum, data),
-        _ => plain(sum, data, by),
-    }
-}
-
-/// By a table of all products with `by`: on any processor.
-fn plain(sum: &mut [u8], data: &[u8], by: u8) {
-    assert!(data.len() <= sum.len(), "a contribution is no longer than its parity");
-    let products: [u8; 256] = std::array::from_fn(|a| mul(a as u8, by));
-    for (s, d) in sum.iter_mut().zip(data) {
-        *s ^= products[usize::from(*d)];
+        _ => Kernel::best().mul_into(sum, data, by),
     }
 }
 
