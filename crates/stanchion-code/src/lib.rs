@@ -6,6 +6,9 @@
 pub mod gf;
 pub mod kernel;
 pub mod rs;
+mod solve;
+
+pub use solve::Way;
 
 /// Adds `data` into `parity`: `parity[i] ^= data[i]`. `data` may be shorter than `parity` (the missing
 /// rest counts as zeros), never longer.

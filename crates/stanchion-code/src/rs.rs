@@ -147,7 +147,7 @@ impl Code {
 }
 
 /// The inverse of a square matrix, by Gauss and Jordan; nothing if it has none.
-fn inverted(mut rows: Vec<Vec<u8>>) -> Option<Vec<Vec<u8>>> {
+pub(crate) fn inverted(mut rows: Vec<Vec<u8>>) -> Option<Vec<Vec<u8>>> {
     let n = rows.len();
     for (i, row) in rows.iter_mut().enumerate() {
         row.extend((0..n).map(|j| u8::from(i == j)));

@@ -202,6 +202,8 @@ pub struct ChunkSource {
     pub len: u32,
     /// Its checksum; `None` for parity, which is verified by what it yields (FM-S8).
     pub crc: Option<Crc>,
+    /// What it is multiplied with in the sum, in GF(2^8).
+    pub factor: u8,
 }
 
 /// Work that touches files or moves data.

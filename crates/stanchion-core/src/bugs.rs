@@ -46,6 +46,10 @@ pub enum Bug {
     DropNewest,
     /// FM-P9: an agent says that its part is copied before the children of its ranks have done it.
     CommitUnfilled,
+    /// FM-S5: every parity of a stripe is the same sum.
+    OneRow,
+    /// FM-S8: sources of a lost chunk are added up as they are.
+    NoFactors,
     /// FM-P10: what a child writes to is free as soon as its rank is gone.
     FreeChild,
 }

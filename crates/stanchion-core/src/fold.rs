@@ -49,7 +49,7 @@ impl<'a> Fold<'a> {
             return Err(FoldError::Damaged { source });
         }
         if !std::mem::replace(&mut self.applied[source], true) || self.bugs.on(Bug::ApplyTwice) {
-            stanchion_code::xor_into(self.sum, bytes);
+            stanchion_code::rs::mul_into(self.sum, bytes, want.factor);
         }
         Ok(())
     }
@@ -79,6 +79,7 @@ mod tests {
             piece: Piece::Data(0),
             len: bytes.len() as u32,
             crc: Some(crc64(bytes)),
+            factor: 1,
         }
     }
 

@@ -15,4 +15,5 @@ pub mod controller;
 pub mod fold;
 pub mod pace;
 pub mod pool;
+pub mod stripe;
 pub mod tree;

@@ -8,6 +8,7 @@ mod table;
 
 pub use table::{SCR_WITHOUT_MEANING, SETTINGS};
 
+use crate::layout::{Asked, RS_SET_MAX};
 use crate::limits;
 use std::collections::BTreeMap;
 
@@ -32,6 +33,8 @@ pub enum Unit {
     Percent,
     /// One of these words.
     Word(&'static [&'static str]),
+    /// A redundancy scheme, as [`Asked::parse`] takes it.
+    Scheme,
 }
 
 impl Unit {
@@ -47,6 +50,7 @@ impl Unit {
             Unit::Seconds => "s".into(),
             Unit::Percent => "%".into(),
             Unit::Word(words) => words.join(", "),
+            Unit::Scheme => "SINGLE, PARTNER, XOR, RS, or RS(k,m) with k + m <= 256".into(),
         }
     }
 }
@@ -225,11 +229,17 @@ fn canonical(setting: &'static Setting, value: &str) -> Result<String, ConfigErr
         Unit::Word(words) => {
             words.iter().find(|w| w.eq_ignore_ascii_case(value)).ok_or_else(bad)?.to_string()
         }
+        Unit::Scheme => {
+            let word = value.to_ascii_uppercase().replace(' ', "");
+            Asked::parse(&word, 2, 1).ok_or_else(bad)?;
+            word
+        }
     };
     let chunk_range = u64::from(limits::CHUNK_BYTES_MIN)..=u64::from(limits::CHUNK_BYTES_MAX);
     let n: u64 = text.parse().unwrap_or(0);
     let fits = match setting.name {
         "set_size" => (2..=u64::from(limits::SET_SIZE_MAX)).contains(&n),
+        "parities" => (1..=u64::from(RS_SET_MAX) - 1).contains(&n),
         "cache_datasets" => (1..=1024).contains(&n),
         "chunk_bytes" => chunk_range.contains(&n),
         "fanout" => (2..=1024).contains(&n),
@@ -254,6 +264,12 @@ impl Settings {
             self.0.insert(setting.name, canonical(setting, value)?);
         }
         Ok(setting)
+    }
+
+    /// The redundancy that is asked for.
+    pub fn redundancy(&self) -> Asked {
+        let (size, parities) = (self.number("set_size"), self.number("parities"));
+        Asked::parse(self.text("scheme"), size, parities).expect("it was parsed when it was set")
     }
 
     /// Sets a value on the application's wish. `running`: after the ranks have come. A value that is

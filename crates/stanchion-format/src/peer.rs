@@ -209,6 +209,10 @@ pub struct LedgerEntry {
     pub info: DatasetInfo,
     /// Is it persistent?
     pub persistent: bool,
+    /// Slots whose data no agent has, where there is one: the others make it again.
+    pub no_data: Vec<SlotId>,
+    /// Slots whose parity is not whole, where there is a slot without data.
+    pub no_parity: Vec<SlotId>,
 }
 
 /// An agent and where it listens.

@@ -3,6 +3,7 @@
 use crate::fault::What;
 use crate::judge::Promise;
 use crate::world::{CtrlId, World};
+use stanchion_code::{gf, rs::Code};
 use stanchion_core::api::Outcome;
 use stanchion_format::ids::{AgentId, Incarnation, Key, RankId, SlotId};
 use stanchion_format::index::IndexRecord;
@@ -59,7 +60,9 @@ impl World {
 
     /// Is the parity that `slot` keeps what its set's chunks add up to?
     fn slot_parity_holds(&self, key: Key, p: &Promise, slot: SlotId) -> Result<(), String> {
-        let sets = p.info.sets;
+        let sets = &p.info.sets;
+        let (k, m) = sets.code(slot);
+        let Ok(code) = Code::new(k as usize, m as usize) else { return Ok(()) };
         let chunks: Vec<Vec<&[u8]>> = (0..sets.slots)
             .map(|s| match sets.members(slot).contains(&SlotId(s)) {
                 true => self.chunks(key, p.info.chunk_bytes, SlotId(s)),
@@ -76,7 +79,9 @@ impl World {
             for part in sets.parts(slot, stripe, count) {
                 let bytes = chunks[part.slot.0 as usize][part.chunk as usize];
                 sum.resize(sum.len().max(bytes.len()), 0);
-                sum.iter_mut().zip(bytes).for_each(|(a, b)| *a ^= b);
+                let row = sets.row(slot, stripe) as usize;
+                let by = code.coefficient(row, part.column as usize);
+                sum.iter_mut().zip(bytes).for_each(|(a, b)| *a ^= gf::mul(*b, by));
             }
             let index = sets.parity_index(slot, stripe);
             let have = proc.store.parity.get(&(key, slot)).and_then(|f| f.get(&index));
@@ -90,7 +95,7 @@ impl World {
     /// Is all parity of a dataset right, where no damage was done on purpose?
     pub(crate) fn parity_holds(&self, key: Key) -> Result<(), String> {
         let Some(p) = self.judge.promises.get(&key) else { return Ok(()) };
-        let sets = p.info.sets;
+        let sets = &p.info.sets;
         for slot in (0..sets.slots).map(SlotId).filter(|s| sets.redundant(*s)) {
             if !p.rotten.contains(&slot) {
                 self.slot_parity_holds(key, p, slot)?;

@@ -104,6 +104,8 @@ pub enum What {
     KillNode(u32),
     /// Two nodes die at once.
     KillTwoNodes(u32, u32),
+    /// Members of one set die: of which slot, how many, and how many milliseconds apart.
+    KillMembers(u32, u32, u64),
     /// The runner dies.
     KillRunner,
     /// The runner dies with a node.
@@ -205,6 +207,23 @@ fn aimed(rng: &mut Rng) -> Fault {
         _ => (at(Moment::WriteIndex, soon), What::KillRunner),
     };
     Fault { when, what }
+}
+
+/// Losses of several members of one set, at once or while the first ones are made good.
+pub fn of_sets(rng: &mut Rng, horizon_ms: u64) -> Vec<Fault> {
+    let count = rng.pick(&[0, 0, 1, 1, 1, 2]);
+    let fault = |_| {
+        let (slot, lost) = (rng.below(12) as u32, rng.range(1, 4) as u32);
+        let apart = if rng.chance(500) { 0 } else { rng.below(4_000) };
+        let moments =
+            [Moment::Level, Moment::Encode, Moment::Rebuild, Moment::Verify, Moment::Launch];
+        let when = match rng.chance(300) {
+            true => When::At(rng.below(horizon_ms.max(1))),
+            false => When::Moment(rng.pick(&moments), rng.range(1, 8) as u32, rng.below(100_000)),
+        };
+        Fault { when, what: What::KillMembers(slot, lost, apart) }
+    };
+    (0..count).map(fault).collect()
 }
 
 /// Faults while children copy.

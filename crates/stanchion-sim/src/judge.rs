@@ -117,6 +117,10 @@ impl Promise {
                     !gone.contains(&members[(place + 1) % members.len()])
                 }
                 Scheme::Xor => members.iter().filter(|m| gone.contains(m)).count() == 1,
+                Scheme::Rs { parities } => {
+                    let most = usize::from(parities).min(members.len() - 1);
+                    members.iter().filter(|m| gone.contains(m)).count() <= most
+                }
             }
         })
     }
@@ -400,6 +404,11 @@ impl World {
     }
 
     fn judge_level(&mut self, inc: Incarnation, key: Key, level: Level) {
+        // What a root that slept says of an incarnation that is over, nobody hears (FM-S1).
+        let over = self.judge.plan.as_ref().is_some_and(|plan| plan.inc > inc);
+        if over && level == Level::Protected {
+            return;
+        }
         let Some(p) = self.judge.promises.get_mut(&key) else {
             return self.violate("FM-S2", format!("dataset {key} is {level:?} without a commit"));
         };

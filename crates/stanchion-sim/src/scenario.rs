@@ -4,7 +4,6 @@ use crate::fault::{self, Fault};
 use crate::rng::Rng;
 use stanchion_core::bugs::Bugs;
 use stanchion_format::config::Settings;
-use stanchion_format::layout::Scheme;
 
 /// How the application behaves.
 #[derive(Clone, Debug)]
@@ -73,7 +72,7 @@ impl Scenario {
     pub fn new(seed: u64) -> Scenario {
         let rng = &mut Rng::new(seed, 1);
         let nodes = rng.pick(&[1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12]);
-        let spares = rng.pick(&[0, 1, 1, 1, 2, 3]);
+        let spares = rng.pick(&[0, 1, 1, 2, 3, 4]);
         let app = App {
             ranks: ranks(rng, nodes),
             steps: rng.range(3, 9),
@@ -93,6 +92,9 @@ impl Scenario {
         let settings = settings(rng);
         let horizon = 2_000 + app.steps * (app.step_ms + 400);
         let mut faults = fault::faults(&mut Rng::new(seed, 2), horizon);
+        if settings.text("scheme") == "RS" {
+            faults.extend(fault::of_sets(&mut Rng::new(seed, 7), horizon));
+        }
         if cow {
             faults.extend(fault::of_children(&mut Rng::new(seed, 5)));
         }
@@ -133,11 +135,12 @@ fn ranks(rng: &mut Rng, nodes: u32) -> u32 {
 
 fn settings(rng: &mut Rng) -> Settings {
     let mut s = Settings::default();
-    let scheme = rng.pick(&[Scheme::Xor, Scheme::Xor, Scheme::Partner, Scheme::Single]);
+    let scheme = rng.pick(&["XOR", "RS", "RS", "RS", "PARTNER", "SINGLE"]);
     let mut set = |name: &str, value: u64| {
         s.set(name, &value.to_string()).expect("a value of the table");
     };
     set("set_size", rng.range(2, 8));
+    set("parities", rng.range(1, 4));
     set("chunk_bytes", 4096);
     set("cache_datasets", rng.range(1, 3));
     set("flush_every", rng.pick(&[0, 1, 2, 3]));
@@ -157,6 +160,6 @@ fn settings(rng: &mut Rng) -> Settings {
     set("pool_ready_ms", rng.range(10, 500));
     set("pool_idle_ms", rng.range(500, 3_000));
     s.set("pool_full", rng.pick(&["wait", "drop", "skip"])).expect("a word of the table");
-    s.set("scheme", scheme.as_str()).expect("a scheme of the table");
+    s.set("scheme", scheme).expect("a scheme of the table");
     s
 }

@@ -4,6 +4,7 @@ use crate::fault::What;
 use crate::rng::Rng;
 use crate::world::{Event, Peer, RUNNER_PLACE, World};
 use stanchion_format::ids::{AgentId, Key, SlotId};
+use stanchion_format::layout::Sets;
 
 impl World {
     fn living(&self) -> Vec<AgentId> {
@@ -39,6 +40,7 @@ impl World {
             }
             What::KillNode(n) => self.strike_nodes(&[n]),
             What::KillTwoNodes(a, b) => self.strike_nodes(&[a, b]),
+            What::KillMembers(slot, count, apart) => self.strike_members(slot, count, apart),
             What::KillRunner => self.kill_runner(),
             What::KillRunnerAndNode(n) => {
                 self.kill_runner();
@@ -89,7 +91,12 @@ impl World {
 
     fn strike_nodes(&mut self, numbers: &[u32]) {
         let agents: Vec<AgentId> = numbers.iter().filter_map(|n| self.who(*n)).collect();
-        for a in &agents {
+        self.strike_agents(&agents);
+    }
+
+    /// These nodes die.
+    pub(crate) fn strike_agents(&mut self, agents: &[AgentId]) {
+        for a in agents {
             let doomed: Vec<(usize, usize)> = (0..)
                 .zip(&self.apps)
                 .flat_map(|(app, x)| (0..).zip(&x.ranks).map(move |(r, rank)| (app, r, rank)))
@@ -101,6 +108,33 @@ impl World {
                 self.kill_rank(app, rank, 137);
             }
             self.children_of(*a).into_iter().for_each(|conn| self.child_dies(conn));
+        }
+    }
+
+    /// Kills the first of the set of a slot that live, one now, the others one by one.
+    fn strike_members(&mut self, slot: u32, count: u32, apart_ms: u64) {
+        let Some(plan) = &self.judge.plan else { return };
+        let slots = plan.slots.len() as u32;
+        let sets = match plan.ledger.last() {
+            Some(entry) => entry.info.sets.clone(),
+            None => {
+                let asked = self.sc.settings.redundancy();
+                Sets::new(asked.scheme, slots, asked.set_size)
+            }
+        };
+        if sets.slots != slots {
+            return;
+        }
+        let members = sets.members(SlotId(slot % slots));
+        let hosts: Vec<AgentId> = members.iter().map(|m| plan.slots[m.0 as usize]).collect();
+        let living: Vec<AgentId> =
+            hosts.into_iter().filter(|a| self.agents.get(a).is_some_and(|p| p.alive)).collect();
+        let doomed = living.into_iter().take(count as usize);
+        for (n, agent) in (0u64..).zip(doomed) {
+            match n * apart_ms {
+                0 => self.strike_agents(&[agent]),
+                ms => self.push(ms * 1000, Event::NodeDies(agent)),
+            }
         }
     }
 

@@ -75,6 +75,8 @@ pub enum Event {
     Rank(usize, usize, RankEvent),
     /// The launcher of an application kills what is left.
     LauncherKills(usize),
+    /// A node dies, of several in a row.
+    NodeDies(AgentId),
     /// The prefix's index was read.
     Index(CtrlId),
     /// An event for a controller.
@@ -407,6 +409,7 @@ impl World {
             Event::Index(c) => self.index_read(c),
             Event::Ctrl(c, event) => self.ctrl_event(c, *event),
             Event::Fault(i) => self.strike(i),
+            Event::NodeDies(a) => self.strike_agents(&[a]),
             Event::TakeEpoch(a, tries) => self.take_epoch(a, tries),
             Event::CtrlEnds(c, tries) => self.ctrl_ends(c, tries),
             Event::NextRun => self.begin_run(),

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicUsize;
 
 use stanchion_core::api::ChunkSource;
+use stanchion_core::bugs::Bugs;
+use stanchion_core::stripe::{Term, lost_terms, parity_terms};
 use stanchion_format::checksum::Crc;
 use stanchion_format::data::Piece;
 use stanchion_format::ids::{DatasetNo, Incarnation, JobId, RankId, SlotId, StripeId};
@@ -102,6 +104,7 @@ struct Cluster {
     sets: Sets,
     manifests: Vec<Arc<Manifest>>,
     contents: Vec<Vec<(String, Vec<u8>)>>,
+    lost: Vec<SlotId>,
 }
 
 fn bytes(seed: usize, len: usize) -> Vec<u8> {
@@ -118,7 +121,8 @@ impl Cluster {
         let addresses: Vec<AgentAddr> = nodes.iter().map(Node::address).collect();
         nodes.iter().for_each(|n| n.bulk.set_addresses(&addresses));
         let sets = Sets::new(scheme, sizes.len() as u32, 8);
-        let mut cluster = Cluster { nodes, sets, manifests: Vec::new(), contents: Vec::new() };
+        let (manifests, contents, lost) = (Vec::new(), Vec::new(), vec![SlotId(0)]);
+        let mut cluster = Cluster { nodes, sets, manifests, contents, lost };
         for (i, sizes) in sizes.iter().enumerate() {
             cluster.write(i, sizes).await;
         }
@@ -157,17 +161,31 @@ impl Cluster {
     fn source(&self, slot: SlotId, chunk: u64) -> ChunkSource {
         let at = self.manifests[slot.0 as usize].chunk(chunk).unwrap();
         let agent = AgentId(slot.0);
-        ChunkSource { slot, agent, piece: Piece::Data(chunk), len: at.len, crc: Some(at.crc) }
+        let crc = Some(at.crc);
+        ChunkSource { slot, agent, piece: Piece::Data(chunk), len: at.len, crc, factor: 1 }
     }
 
-    fn parts(&self, slot: SlotId, stripe: StripeId) -> Vec<ChunkSource> {
+    fn sources(&self, terms: Vec<Term>, len: u32) -> Vec<ChunkSource> {
+        let source = |Term { slot, piece, factor }| match piece {
+            Piece::Data(chunk) => ChunkSource { factor, ..self.source(slot, chunk) },
+            Piece::Parity(_) => {
+                let agent = AgentId(slot.0);
+                ChunkSource { slot, agent, piece, len, crc: None, factor }
+            }
+        };
+        terms.into_iter().map(source).collect()
+    }
+
+    fn stripe_len(&self, slot: SlotId, stripe: StripeId) -> u32 {
         let parts = self.sets.parts(slot, stripe, |s| self.chunks(s));
-        parts.iter().map(|p| self.source(p.slot, p.chunk)).collect()
+        parts.iter().map(|p| self.source(p.slot, p.chunk).len).max().unwrap()
     }
 
     fn encode_work(&self, slot: SlotId, stripe: StripeId) -> Work {
-        let sources = self.parts(slot, stripe);
-        let len = sources.iter().map(|s| s.len).max().unwrap();
+        let chunks = |s| self.chunks(s);
+        let terms = parity_terms(&self.sets, slot, stripe, chunks, Bugs::default());
+        let len = self.stripe_len(slot, stripe);
+        let sources = self.sources(terms, len);
         let index = self.sets.parity_index(slot, stripe);
         Work::Encode { key: key(), slot, stripe, index, len, chunk_bytes: CHUNK, sources }
     }
@@ -185,13 +203,10 @@ impl Cluster {
 
     fn rebuild_work(&self, slot: SlotId, chunk: u64) -> Work {
         let stripe = self.sets.stripe_of(slot, chunk).unwrap();
-        let holder = self.sets.holder(slot, stripe);
-        let all = self.parts(slot, stripe);
-        let len = all.iter().map(|s| s.len).max().unwrap();
-        let index = self.sets.parity_index(holder, stripe);
-        let piece = Piece::Parity(index);
-        let mut sources: Vec<_> = all.into_iter().filter(|s| s.slot != slot).collect();
-        sources.push(ChunkSource { slot: holder, agent: AgentId(holder.0), piece, len, crc: None });
+        let usable = |s: SlotId, _| !self.lost.contains(&s);
+        let chunks = |s| self.chunks(s);
+        let terms = lost_terms(&self.sets, (slot, chunk), chunks, usable, Bugs::default());
+        let sources = self.sources(terms.unwrap(), self.stripe_len(slot, stripe));
         Work::Rebuild { manifest: self.manifests[slot.0 as usize].clone(), chunk, sources }
     }
 
@@ -226,14 +241,29 @@ const SIZES: &[&[usize]] =
 #[tokio::test]
 async fn what_is_lost_is_rebuilt_byte_for_byte() {
     // FM-L2, FM-S8
-    for (scheme, encrypt) in [(Scheme::Xor, false), (Scheme::Partner, false), (Scheme::Xor, true)] {
+    let two = Scheme::Rs { parities: 2 };
+    let cases: [(_, _, &[u32]); 6] = [
+        (Scheme::Xor, false, &[0]),
+        (Scheme::Partner, false, &[0]),
+        (Scheme::Xor, true, &[0]),
+        (two, false, &[0, 1]),
+        (two, false, &[0, 2]),
+        (two, true, &[2, 1]),
+    ];
+    for (scheme, encrypt, lost) in cases {
         let mut c = Cluster::new(scheme, encrypt, SIZES).await;
         c.encode_all().await;
-        // Slot 0 has chunks in every kind of stripe; its agent and its cache are gone.
-        c.nodes[0].gate.abort();
-        assert!(c.nodes[0].bulk.stop(PATIENCE));
-        c.nodes[0].cache.remove_all();
-        c.rebuild_on_spare(SlotId(0)).await;
+        // Slot 0 has chunks in every kind of stripe; the agents and their caches are gone.
+        c.lost = lost.iter().copied().map(SlotId).collect();
+        for slot in lost {
+            let node = &mut c.nodes[*slot as usize];
+            node.gate.abort();
+            assert!(node.bulk.stop(PATIENCE));
+            node.cache.remove_all();
+        }
+        for slot in lost {
+            c.rebuild_on_spare(SlotId(*slot)).await;
+        }
     }
 }
 

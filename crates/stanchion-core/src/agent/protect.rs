@@ -2,6 +2,7 @@
 
 use super::{Agent, Phase, RESEND_MS, SOURCE_RETRY_MS, SOURCE_TRIES_MAX, TASK_WINDOW, TaskFor};
 use crate::api::{AgentAction, ChunkSource, Millis, TaskResult, Work};
+use crate::stripe::{Term, parity_terms};
 use stanchion_format::data::Piece;
 use stanchion_format::ids::{AgentId, Key, Level, SlotId, StripeId};
 use stanchion_format::manifest::Manifest;
@@ -218,7 +219,7 @@ impl Agent {
     fn encode(&mut self, key: Key, slot: SlotId, counts: &BTreeMap<SlotId, u64>) {
         let now = self.now.mono;
         let Some(dataset) = self.datasets.get_mut(&key) else { return };
-        let sets = dataset.info.sets;
+        let sets = dataset.info.sets.clone();
         let held = sets.held(slot, |s| counts.get(&s).copied().unwrap_or(0));
         let part = dataset.slots.entry(slot).or_default();
         if part.parity_done {
@@ -258,14 +259,11 @@ impl Agent {
         counts: &BTreeMap<SlotId, u64>,
     ) {
         let Some(dataset) = self.datasets.get(&key) else { return };
-        let sets = dataset.info.sets;
-        let parts = sets.parts(slot, stripe, |s| counts.get(&s).copied().unwrap_or(0));
-        let mut sources = Vec::new();
-        for part in parts {
-            if let Some(source) = self.data_source(key, part.slot, part.chunk) {
-                sources.push(source);
-            }
-        }
+        let sets = dataset.info.sets.clone();
+        let chunks = |s| counts.get(&s).copied().unwrap_or(0);
+        let terms = parity_terms(&sets, slot, stripe, chunks, self.cfg.bugs);
+        let sources: Vec<ChunkSource> =
+            terms.into_iter().filter_map(|term| self.data_source(key, term)).collect();
         let len = sources.iter().map(|s| s.len).max().unwrap_or(0);
         let work = Work::Encode {
             key,
@@ -280,15 +278,12 @@ impl Agent {
     }
 
     /// Where a member's chunk is to be had, and what it must be.
-    pub(super) fn data_source(&self, key: Key, slot: SlotId, chunk: u64) -> Option<ChunkSource> {
+    pub(super) fn data_source(&self, key: Key, term: Term) -> Option<ChunkSource> {
+        let Term { slot, piece, factor } = term;
+        let Piece::Data(chunk) = piece else { return None };
         let at = self.datasets.get(&key)?.manifests.get(&slot)?.chunk(chunk)?;
-        Some(ChunkSource {
-            slot,
-            agent: self.host_of(slot)?,
-            piece: Piece::Data(chunk),
-            len: at.len,
-            crc: Some(at.crc),
-        })
+        let agent = self.host_of(slot)?;
+        Some(ChunkSource { slot, agent, piece, len: at.len, crc: Some(at.crc), factor })
     }
 
     pub(super) fn on_encoded(

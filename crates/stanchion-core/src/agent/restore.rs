@@ -6,8 +6,10 @@ use super::{
 };
 use crate::api::{ChunkSource, Millis, TaskResult, Work};
 use crate::bugs::Bug;
+use crate::stripe::{Term, lost_terms};
 use stanchion_format::data::Piece;
 use stanchion_format::ids::{AgentId, Key, PeerId, RankId, SlotId};
+use stanchion_format::layout::Part;
 use stanchion_format::manifest::Manifest;
 use stanchion_format::peer::{Cause, Msg, Restored, Severity, Source, Trouble};
 use std::collections::BTreeMap;
@@ -17,11 +19,23 @@ use std::sync::Arc;
 #[derive(Debug)]
 struct Job {
     state: State,
-    /// Chunks to rebuild: number → (tries, not before, running).
-    bad: BTreeMap<u64, (u32, Millis, bool)>,
+    /// Chunks to rebuild, by number.
+    bad: BTreeMap<u64, Bad>,
     asked: Option<Millis>,
     /// The slot's data was here: what is bad is damage, not loss.
     held: bool,
+}
+
+/// A chunk that is to be rebuilt.
+#[derive(Debug, Default)]
+struct Bad {
+    tries: u32,
+    not_before: Millis,
+    running: bool,
+    /// What the sum that is under way is made of.
+    sources: Vec<(SlotId, Piece)>,
+    /// Sources that failed: others are taken as long as there are enough.
+    avoid: Vec<(SlotId, Piece)>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -155,7 +169,7 @@ impl Agent {
             .collect();
         for (key, slot) in due {
             let Some(dataset) = self.datasets.get(&key) else { continue };
-            let sets = dataset.info.sets;
+            let sets = dataset.info.sets.clone();
             if !sets.redundant(slot) && !dataset.manifests.contains_key(&slot) {
                 self.restore_failed(key, Trouble::new(Cause::BeyondScheme).slot(slot));
                 return;
@@ -252,7 +266,7 @@ impl Agent {
         }
         if let Some(job) = self.restore.jobs.get_mut(&(key, slot)) {
             job.state = State::Rebuilding;
-            job.bad = bad.into_iter().map(|c| (c, (0, Millis(0), false))).collect();
+            job.bad = bad.into_iter().map(|c| (c, Bad::default())).collect();
         }
         self.tick_restore();
     }
@@ -261,11 +275,11 @@ impl Agent {
     fn rebuild(&mut self, key: Key, slot: SlotId) {
         let now = self.now.mono;
         let Some(job) = self.restore.jobs.get(&(key, slot)) else { return };
-        let running = job.bad.values().filter(|b| b.2).count();
+        let running = job.bad.values().filter(|b| b.running).count();
         let start: Vec<u64> = job
             .bad
             .iter()
-            .filter(|(_, b)| !b.2 && b.1 <= now)
+            .filter(|(_, b)| !b.running && b.not_before <= now)
             .map(|(c, _)| *c)
             .take((2 * TASK_WINDOW).saturating_sub(running))
             .collect();
@@ -279,39 +293,55 @@ impl Agent {
             if let Some(b) =
                 self.restore.jobs.get_mut(&(key, slot)).and_then(|j| j.bad.get_mut(&chunk))
             {
-                b.2 = true;
+                b.running = true;
+                b.sources = sources.iter().map(|s| (s.slot, s.piece)).collect();
             }
             let work = Work::Rebuild { manifest, chunk, sources };
             self.run(TaskFor::Rebuild(key, slot, chunk), work);
         }
     }
 
-    /// The parity of the chunk's stripe and the other members' chunks in it; `None` while a manifest is
-    /// missing.
+    /// What the chunk follows from: of its stripe, chunks of other members before parities, and none that failed as long
+    /// as there are enough. `None` while a manifest is missing.
     fn rebuild_sources(&self, key: Key, slot: SlotId, chunk: u64) -> Option<Vec<ChunkSource>> {
         let dataset: &Dataset = self.datasets.get(&key)?;
         let counts = dataset.counts(slot)?;
-        let sets = dataset.info.sets;
+        let sets = &dataset.info.sets;
         let stripe = sets.stripe_of(slot, chunk)?;
-        let parts = sets.parts(slot, stripe, |s| counts.get(&s).copied().unwrap_or(0));
-        let mut sources = Vec::new();
-        let mut len = 0;
-        for part in parts {
-            let source = self.data_source(key, part.slot, part.chunk)?;
-            len = len.max(source.len);
-            if (part.slot, part.chunk) != (slot, chunk) {
-                sources.push(source);
+        let chunks = |s: SlotId| counts.get(&s).copied().unwrap_or(0);
+        let entry = self.view.as_ref()?.plan.ledger.iter().find(|e| e.info.key == key)?;
+        let avoid = &self.restore.jobs.get(&(key, slot))?.bad.get(&chunk)?.avoid;
+        let missing = |s: SlotId, data: bool| {
+            if data { &entry.no_data } else { &entry.no_parity }.contains(&s)
+        };
+        let failed = |s: SlotId, data: bool| {
+            avoid.iter().any(|(a, piece)| *a == s && matches!(piece, Piece::Data(_)) == data)
+        };
+        let terms = |usable: &dyn Fn(SlotId, bool) -> bool| {
+            lost_terms(sets, (slot, chunk), chunks, usable, self.cfg.bugs)
+        };
+        // What is not there now may be there soon: another slot is made whole too.
+        let terms = terms(&|s, data| !missing(s, data) && !failed(s, data))
+            .or_else(|| terms(&|s, data| !missing(s, data)))
+            .or_else(|| terms(&|_, _| true))?;
+        let parts = sets.parts(slot, stripe, chunks);
+        let len = |p: &Part| dataset.manifests.get(&p.slot)?.chunk(p.chunk).map(|c| c.len);
+        let len = parts.iter().filter_map(len).max()?;
+        let source = |term: Term| match term.piece {
+            Piece::Data(_) => self.data_source(key, term),
+            piece @ Piece::Parity(_) => {
+                let agent = self.host_of(term.slot)?;
+                Some(ChunkSource {
+                    slot: term.slot,
+                    agent,
+                    piece,
+                    len,
+                    crc: None,
+                    factor: term.factor,
+                })
             }
-        }
-        let holder = sets.holder(slot, stripe);
-        sources.push(ChunkSource {
-            slot: holder,
-            agent: self.host_of(holder)?,
-            piece: Piece::Parity(sets.parity_index(holder, stripe)),
-            len,
-            crc: None,
-        });
-        Some(sources)
+        };
+        terms.into_iter().map(source).collect()
     }
 
     pub(super) fn on_rebuilt(&mut self, key: Key, slot: SlotId, chunk: u64, result: TaskResult) {
@@ -334,13 +364,22 @@ impl Agent {
                 }
             }
             other => {
+                let failed = match &other {
+                    TaskResult::Failed { source, .. } => *source,
+                    _ => None,
+                };
                 let trouble = Self::trouble_of(other);
                 let Some(b) = job.bad.get_mut(&chunk) else { return };
-                b.0 += 1;
-                b.1 = now.after(SOURCE_RETRY_MS);
-                b.2 = false;
+                b.tries += 1;
+                b.running = false;
+                match failed.and_then(|i| b.sources.get(i)) {
+                    // Another source may do at once.
+                    Some(source) if !b.avoid.contains(source) => b.avoid.push(*source),
+                    _ => b.avoid.clear(),
+                }
+                b.not_before = now.after(SOURCE_RETRY_MS);
                 // A source may itself be under repair: that passes.
-                if b.0 >= SOURCE_TRIES_MAX || !passing(trouble.cause) {
+                if b.tries >= SOURCE_TRIES_MAX || !passing(trouble.cause) {
                     self.restore_failed(key, trouble);
                 }
             }

@@ -4,7 +4,7 @@ use super::{Agent, RESEND_MS, UNPROTECTED_MAX};
 use crate::api::{Millis, Now, TaskResult};
 use stanchion_format::client::{Ask, Code, FLAG_CHECKPOINT, FLAG_OUTPUT};
 use stanchion_format::ids::{DatasetNo, Key, Level, PeerId};
-use stanchion_format::layout::{Scheme, Sets};
+use stanchion_format::layout::Sets;
 use stanchion_format::name;
 use stanchion_format::peer::{
     Cause, CollId, Contrib, DatasetInfo, Msg, Plan, Record, Report, Severity, Times, Trouble,
@@ -424,11 +424,7 @@ impl Agent {
         let inc = self.incarnation();
         let settings = self.settings().clone();
         let slots = self.view.as_ref().map_or(1, |v| v.plan.slots.len() as u32);
-        let scheme = match settings.text("scheme") {
-            "SINGLE" => Scheme::Single,
-            "PARTNER" => Scheme::Partner,
-            _ => Scheme::Xor,
-        };
+        let asked = settings.redundancy();
         let root = self.root_mut();
         let no = root.next_no;
         root.next_no = DatasetNo(no.0 + 1);
@@ -437,7 +433,7 @@ impl Agent {
             name: if name.is_empty() { format!("dataset.{no}") } else { name },
             flags,
             ranks: 0,
-            sets: Sets::new(scheme, slots, settings.number("set_size") as u32),
+            sets: Sets::new(asked.scheme, slots, asked.set_size),
             chunk_bytes: settings.number("chunk_bytes") as u32,
             bytes: 0,
             files: 0,

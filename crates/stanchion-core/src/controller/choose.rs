@@ -4,7 +4,6 @@ use crate::bugs::{Bug, Bugs};
 use stanchion_format::client::{FLAG_CHECKPOINT, FLAG_OUTPUT};
 use stanchion_format::ids::{AgentId, Ancestry, Incarnation, Key, Level, SlotId};
 use stanchion_format::index::IndexRecord;
-use stanchion_format::layout::Scheme;
 use stanchion_format::peer::{Cause, DatasetInfo, Holdings, Source, Trouble};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,6 +29,8 @@ pub(super) struct Candidate {
     pub persistent: bool,
     /// Slots whose data must be rebuilt.
     pub rebuild: Vec<SlotId>,
+    /// If any must: slots whose parity is not whole.
+    pub no_parity: Vec<SlotId>,
 }
 
 /// What came out.
@@ -134,6 +135,7 @@ impl Known<'_> {
             source: Source::Cache,
             persistent,
             rebuild: rebuild.clone(),
+            no_parity: if rebuild.is_empty() { Vec::new() } else { self.without(info, true) },
         });
         let wanted = self.named.is_none_or(|n| n == info.name);
         if choice.restart.is_some() || !checkpoint || !wanted {
@@ -150,6 +152,7 @@ impl Known<'_> {
                 source: Source::Prefix,
                 persistent: true,
                 rebuild: Vec::new(),
+                no_parity: Vec::new(),
             });
         match from_cache.or(from_prefix) {
             Some(candidate) => choice.restart = Some(candidate),
@@ -166,44 +169,38 @@ impl Known<'_> {
         })
     }
 
+    /// Does the agent of `slot` have its data, or the parity it keeps?
+    fn has(&self, key: Key, slot: SlotId, parity: bool) -> bool {
+        self.slots
+            .get(slot.0 as usize)
+            .and_then(|agent| self.holdings.get(agent))
+            .and_then(|h| h.datasets.iter().find(|d| d.info.key == key))
+            .and_then(|d| d.slots.iter().find(|s| s.slot == slot))
+            .is_some_and(|s| if parity { s.parity } else { s.data })
+    }
+
+    /// The slots whose data (or parity) is not there.
+    fn without(&self, info: &DatasetInfo, parity: bool) -> Vec<SlotId> {
+        (0..info.sets.slots).map(SlotId).filter(|s| !self.has(info.key, *s, parity)).collect()
+    }
+
     /// The slots to rebuild, or why not all can be.
     fn recoverable(&self, info: &DatasetInfo) -> Result<Vec<SlotId>, Trouble> {
-        let slots = info.sets.slots;
-        let has = |slot: SlotId, parity: bool| {
-            self.slots
-                .get(slot.0 as usize)
-                .and_then(|agent| self.holdings.get(agent))
-                .and_then(|h| h.datasets.iter().find(|d| d.info.key == info.key))
-                .and_then(|d| d.slots.iter().find(|s| s.slot == slot))
-                .is_some_and(|s| if parity { s.parity } else { s.data })
-        };
-        if slots as usize != self.slots.len() {
+        if info.sets.slots as usize != self.slots.len() {
             return Err(Trouble::new(Cause::BeyondScheme));
         }
-        let mut rebuild = Vec::new();
-        for slot in (0..slots).map(SlotId) {
-            if has(slot, false) {
+        let rebuild = self.without(info, false);
+        let mut judged = BTreeSet::new();
+        for slot in &rebuild {
+            // Once for each set.
+            if !judged.insert(info.sets.set_of(*slot)) {
                 continue;
             }
-            let beyond = || Trouble::new(Cause::BeyondScheme).slot(slot);
-            if !info.sets.redundant(slot) {
-                return Err(beyond());
-            }
-            let members = info.sets.members(slot);
-            let whole = match info.sets.scheme {
-                Scheme::Single => false,
-                Scheme::Partner => {
-                    let place = members.iter().position(|m| *m == slot).unwrap_or(0);
-                    has(members[(place + 1) % members.len()], true)
-                }
-                Scheme::Xor => {
-                    members.iter().filter(|m| **m != slot).all(|m| has(*m, false) && has(*m, true))
-                }
-            };
+            let has = |slot, parity| self.has(info.key, slot, parity);
+            let whole = info.sets.recoverable(*slot, |s| has(s, false), |s| has(s, true));
             if !whole {
-                return Err(beyond());
+                return Err(Trouble::new(Cause::BeyondScheme).slot(*slot));
             }
-            rebuild.push(slot);
         }
         Ok(rebuild)
     }

@@ -1,13 +1,14 @@
 //! Survey, plan, install, restore, open; and the end.
 
-use super::choose::{self, Choice};
+use super::choose::{self, Candidate, Choice};
 use super::{Controller, DECISIONS_MAX, Ending, Phase, Purpose, RestoredSum};
 use crate::api::{ControllerAction, Notice, Outcome};
 use crate::bugs::Bug;
 use stanchion_format::ids::{AgentId, Ancestry, DatasetNo, Incarnation, Key, SlotId};
-use stanchion_format::layout::{Scheme, Sets};
+use stanchion_format::layout::Sets;
 use stanchion_format::peer::{
-    AgentAddr, Cause, Holdings, LedgerEntry, Msg, Plan, Restored, Severity, Source, Trouble,
+    AgentAddr, Cause, DatasetInfo, Holdings, LedgerEntry, Msg, Plan, Restored, Severity, Source,
+    Trouble,
 };
 use std::collections::BTreeSet;
 
@@ -271,25 +272,20 @@ impl Controller {
         // Who only winds down need not bring back what the prefix has.
         let idle = self.ending.is_some() && choice.restart.as_ref().is_some_and(|c| c.persistent);
         if let Some(c) = choice.restart.as_ref().filter(|_| idle) {
-            ledger.push(LedgerEntry { info: c.info.clone(), persistent: true });
+            ledger.push(entry(c.info.clone(), c, true));
         }
         if let Some(c) = choice.restart.as_ref().filter(|_| !idle) {
             let mut info = c.info.clone();
             if c.source == Source::Prefix {
                 // In the cache it gets the redundancy of this job, on this number of nodes.
-                let scheme = match settings.text("scheme") {
-                    "SINGLE" => Scheme::Single,
-                    "PARTNER" => Scheme::Partner,
-                    _ => Scheme::Xor,
-                };
-                let nodes = self.slots.len() as u32;
-                info.sets = Sets::new(scheme, nodes, settings.number("set_size") as u32);
+                let asked = settings.redundancy();
+                info.sets = Sets::new(asked.scheme, self.slots.len() as u32, asked.set_size);
             } else {
                 restore.push(info.key);
                 rebuild = c.rebuild.clone();
             }
             restart = Some((info.key, c.source));
-            ledger.push(LedgerEntry { info, persistent: c.persistent });
+            ledger.push(entry(info, c, c.persistent));
         }
         for c in choice.keep {
             if !ancestry.admits(inc, c.info.key) {
@@ -299,7 +295,7 @@ impl Controller {
             if output && !c.persistent {
                 restore.push(c.info.key);
             }
-            ledger.push(LedgerEntry { info: c.info, persistent: c.persistent });
+            ledger.push(entry(c.info.clone(), &c, c.persistent));
         }
         let agents: Vec<AgentAddr> = self.agents.values().map(|k| k.addr.clone()).collect();
         let next_no =
@@ -518,6 +514,10 @@ impl Controller {
         self.named = Some(name);
         self.survey(false);
     }
+}
+
+fn entry(info: DatasetInfo, c: &Candidate, persistent: bool) -> LedgerEntry {
+    LedgerEntry { info, persistent, no_data: c.rebuild.clone(), no_parity: c.no_parity.clone() }
 }
 
 fn plan_restore(plan: &Option<Plan>) -> Vec<Key> {

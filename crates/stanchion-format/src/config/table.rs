@@ -166,9 +166,10 @@ pub const SETTINGS: &[Setting] = &[
         "scheme",
         Some("SCR_COPY_TYPE"),
         "XOR",
-        Unit::Word(&["SINGLE", "PARTNER", "XOR"]),
+        Unit::Scheme,
         Scope::Job,
-        "Redundancy across nodes.",
+        "Redundancy across nodes: none, a copy on another node, one parity or several over a set of nodes. RS(k,m) makes sets \
+         of k + m nodes, of which any m may be lost; RS alone takes set_size and parities.",
     ),
     row(
         "set_size",
@@ -177,6 +178,14 @@ pub const SETTINGS: &[Setting] = &[
         Unit::Count,
         Scope::Job,
         "Nodes of one redundancy set, at most; 2 or more.",
+    ),
+    row(
+        "parities",
+        Some("SCR_SET_FAILURES"),
+        "2",
+        Unit::Count,
+        Scope::Job,
+        "Nodes of one redundancy set that may be lost with scheme RS, 1 to 255.",
     ),
     row(
         "chunk_bytes",
@@ -451,7 +460,6 @@ pub const SCR_WITHOUT_MEANING: &[(&str, &str)] = &[
     ("SCR_MIN_NODES", "--nodes says how many"),
     ("SCR_MPI_BUF_SIZE", "no data goes through MPI"),
     ("SCR_PURGE", "a run cleans its cache up by itself"),
-    ("SCR_SET_FAILURES", "XOR survives one node of a set"),
     ("SCR_WATCHDOG", "every wait has a deadline: collective_timeout_ms"),
     ("SCR_WATCHDOG_TIMEOUT", "every wait has a deadline: collective_timeout_ms"),
     ("SCR_WATCHDOG_TIMEOUT_PFS", "every wait has a deadline: flush_timeout_ms"),

@@ -71,7 +71,8 @@ impl Prefix {
         let file = record_file(info.key);
         // How its redundancy is laid out is this job's business, not that of the job that wrote it.
         let rec = self.record(info.key)?;
-        let rec = rec.filter(|r| DatasetInfo { sets: info.sets, ..r.info.clone() } == *info);
+        let rec =
+            rec.filter(|r| DatasetInfo { sets: info.sets.clone(), ..r.info.clone() } == *info);
         let rec = rec.ok_or_else(|| Trouble::new(Cause::NoDataset).file(&file))?;
         let spans = |first: RankId, count: u32| {
             let end = u64::from(first.0) + u64::from(count);
