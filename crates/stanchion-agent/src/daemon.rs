@@ -533,6 +533,7 @@ impl<M: AgentMind> Daemon<M> {
             settings,
             purpose: Purpose::WindDown,
             from_scratch: false,
+            groups: std::collections::BTreeMap::new(),
             bugs: Bugs::default(),
         };
         let config = LeadConfig {

@@ -384,6 +384,7 @@ fn lead_config(agents: Vec<AgentAddr>, epoch: Epoch, prefix: &Path) -> LeadConfi
         settings: Settings::default(),
         purpose: Purpose::Run,
         from_scratch: false,
+        groups: std::collections::BTreeMap::new(),
         bugs: Bugs::default(),
     };
     LeadConfig {

@@ -181,6 +181,7 @@ async fn running_job() -> Job {
         settings: settings(),
         purpose: Purpose::Run,
         from_scratch: false,
+        groups: std::collections::BTreeMap::new(),
         bugs: Bugs::default(),
     };
     let config = LeadConfig {

@@ -46,6 +46,8 @@ pub enum Bug {
     DropNewest,
     /// FM-P9: an agent says that its part is copied before the children of its ranks have done it.
     CommitUnfilled,
+    /// FM-L2: nodes that fail together share a set.
+    IgnoreGroups,
     /// FM-S5: every parity of a stripe is the same sum.
     OneRow,
     /// FM-S8: sources of a lost chunk are added up as they are.

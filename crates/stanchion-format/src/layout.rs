@@ -235,7 +235,7 @@ impl Sets {
         Ok(Sets { order: Some(Arc::new(order)), ..self })
     }
 
-    fn count(&self) -> u32 {
+    pub(crate) fn count(&self) -> u32 {
         match (&self.order, self.scheme) {
             (Some(order), _) => order.sets,
             (None, Scheme::Single) => self.slots,

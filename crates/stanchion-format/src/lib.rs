@@ -17,6 +17,7 @@ pub mod limits;
 pub mod manifest;
 pub mod name;
 pub mod peer;
+pub mod place;
 pub mod profile;
 pub mod regions;
 pub mod scr_line;

@@ -250,6 +250,8 @@ pub struct Plan {
     pub settings: Vec<SettingPair>,
     /// The ranks live on: a rank rejected a restart (otherwise agents end what ranks they know).
     pub keep_ranks: bool,
+    /// The failure group of each slot's node; empty: each fails alone.
+    pub groups: Vec<u32>,
     /// Ranks are welcome. False when orphans wind the job down.
     pub ranks_welcome: bool,
 }

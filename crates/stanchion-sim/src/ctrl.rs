@@ -8,7 +8,7 @@ use stanchion_core::controller::{Controller, ControllerConfig, Purpose};
 use stanchion_format::config::Settings;
 use stanchion_format::ids::{AgentId, Epoch};
 use stanchion_format::peer::{AgentAddr, Msg};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Agents of one run have numbers from run * this on.
 pub const RUN_STRIDE: u32 = 100;
@@ -55,6 +55,7 @@ impl World {
             settings: self.sc.settings.clone(),
             purpose: Purpose::Run,
             from_scratch: false,
+            groups: self.groups(),
             bugs: self.sc.bugs,
         };
         let c = self.start_ctrl(cfg, None, RUNNER_PLACE);
@@ -64,6 +65,12 @@ impl World {
             let delay = 1_000 + self.rng.below(100_000);
             self.push(delay, Event::Up(c, id));
         }
+    }
+
+    /// The failure groups of the agents of this run.
+    fn groups(&self) -> BTreeMap<AgentId, u32> {
+        let id = |i: u32| AgentId(self.run * RUN_STRIDE + i);
+        (0..).zip(&self.sc.groups).map(|(i, group)| (id(i), *group)).collect()
     }
 
     fn start_ctrl(&mut self, cfg: ControllerConfig, host: Option<AgentId>, place: u32) -> CtrlId {
@@ -98,6 +105,7 @@ impl World {
             settings: wish.settings,
             purpose: Purpose::WindDown,
             from_scratch: false,
+            groups: self.groups(),
             bugs: self.sc.bugs,
         };
         let c = self.start_ctrl(cfg, Some(id), place);

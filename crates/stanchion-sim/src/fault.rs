@@ -106,6 +106,8 @@ pub enum What {
     KillTwoNodes(u32, u32),
     /// Members of one set die: of which slot, how many, and how many milliseconds apart.
     KillMembers(u32, u32, u64),
+    /// All nodes of the failure group of a slot die.
+    KillGroup(u32),
     /// The runner dies.
     KillRunner,
     /// The runner dies with a node.
@@ -224,6 +226,15 @@ pub fn of_sets(rng: &mut Rng, horizon_ms: u64) -> Vec<Fault> {
         Fault { when, what: What::KillMembers(slot, lost, apart) }
     };
     (0..count).map(fault).collect()
+}
+
+/// The loss of a failure group.
+pub fn of_groups(rng: &mut Rng, horizon_ms: u64) -> Fault {
+    let when = match rng.chance(300) {
+        true => When::At(rng.below(horizon_ms.max(1))),
+        false => When::Moment(Moment::Level, rng.range(1, 6) as u32, rng.below(300_000)),
+    };
+    Fault { when, what: What::KillGroup(rng.below(12) as u32) }
 }
 
 /// Faults while children copy.

@@ -83,6 +83,9 @@ pub const BUGS: &[stanchion_core::bugs::Bug] = {
         LendUnstored,
         CommitUnfilled,
         FreeChild,
+        OneRow,
+        NoFactors,
+        IgnoreGroups,
     ]
 };
 

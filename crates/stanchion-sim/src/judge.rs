@@ -5,8 +5,9 @@ use crate::world::{CtrlId, World};
 use stanchion_core::api::{AgentAction, ControllerAction, Notice, Outcome};
 use stanchion_format::client::{Answer, FLAG_CHECKPOINT, FLAG_OUTPUT};
 use stanchion_format::ids::{AgentId, Epoch, Incarnation, Key, Level, PeerId, RankId, SlotId};
-use stanchion_format::layout::Scheme;
+use stanchion_format::layout::{Asked, Scheme};
 use stanchion_format::peer::{Cause, DatasetInfo, Msg, Plan, Record, Report};
+use stanchion_format::place;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A file as a rank wrote it.
@@ -387,6 +388,7 @@ impl World {
                     p.say();
                 }
             }
+            Report::Began(info) => self.judge_sets(inc, info),
             Report::Dropped(key, _) => self.judge_dropped(*key),
             Report::RestartDone(_) => self.judge.verified.clear(),
             Report::Level(key, level, _) => self.judge_level(inc, *key, *level),
@@ -400,6 +402,25 @@ impl World {
                 self.judge.promises.remove(key);
             }
             _ => {}
+        }
+    }
+
+    /// FM-L2: no set has two nodes that fail together, where it can be otherwise.
+    fn judge_sets(&mut self, inc: Incarnation, info: &DatasetInfo) {
+        let Some(plan) = self.judge.plan.as_ref().filter(|p| p.inc == inc) else { return };
+        let groups: Vec<u32> = plan.slots.iter().map(|a| self.group_of(*a)).collect();
+        let sets = &info.sets;
+        let asked = Asked { scheme: sets.scheme, set_size: sets.set_size };
+        if sets.slots as usize != groups.len() || place::sets(asked, &groups).is_err() {
+            return;
+        }
+        for slot in (0..sets.slots).map(SlotId).filter(|s| sets.redundant(*s)) {
+            let members = sets.members(slot);
+            let of: BTreeSet<u32> = members.iter().map(|m| groups[m.0 as usize]).collect();
+            if of.len() < members.len() {
+                let text = format!("dataset {}: members {members:?} fail together", info.key);
+                return self.violate("FM-L2", text);
+            }
         }
     }
 
@@ -480,9 +501,13 @@ impl World {
         let expected = self.expected(!self.judge.index_failed);
         self.judge.index_failed = false;
         self.judge.verified.clear();
-        self.judge.plan = Some(plan.clone());
+        let before = self.judge.plan.replace(plan.clone());
         for entry in &plan.ledger {
             let key = entry.info.key;
+            if let Some(p) = self.judge.promises.get_mut(&key) {
+                // What comes from the prefix gets the sets of this job.
+                p.info.sets = entry.info.sets.clone();
+            }
             if !self.judge.certified.contains(&key) {
                 return self
                     .violate("FM-S4", format!("dataset {key} goes on without a certificate"));
@@ -509,8 +534,10 @@ impl World {
         let committed =
             self.judge.promises.iter().find(|(_, p)| p.run == run && p.cached && !p.rejected);
         let rejected = self.judge.promises.values().any(|p| p.rejected);
-        // Of a single node's commit only a report tells once that node is lost; on its way it is lost too.
-        let unheard = self.sc.nodes == 1 && self.net.0 + self.net.2 > 0;
+        // Once all nodes that stored a commit are lost, only its report tells of it; on its way it may be lost too.
+        let gone = |plan: &Plan| plan.slots.iter().all(|a| self.judge.lost.contains(a));
+        let unheard = before.as_ref().is_none_or(gone)
+            && (self.net.0 + self.net.2 > 0 || !self.cuts.is_empty());
         if restart.is_none()
             && !rejected
             && !unheard

@@ -4,6 +4,7 @@ use crate::fault::{self, Fault};
 use crate::rng::Rng;
 use stanchion_core::bugs::Bugs;
 use stanchion_format::config::Settings;
+use stanchion_format::place;
 
 /// How the application behaves.
 #[derive(Clone, Debug)]
@@ -41,6 +42,8 @@ pub struct Scenario {
     pub nodes: u32,
     /// Idle agents.
     pub spares: u32,
+    /// Failure groups of all nodes, spares behind; none: each fails alone.
+    pub groups: Vec<u32>,
     /// The job's settings.
     pub settings: Settings,
     /// The application.
@@ -92,6 +95,11 @@ impl Scenario {
         let settings = settings(rng);
         let horizon = 2_000 + app.steps * (app.step_ms + 400);
         let mut faults = fault::faults(&mut Rng::new(seed, 2), horizon);
+        let groups = groups(&mut Rng::new(seed, 8), nodes, spares, &settings);
+        if !groups.is_empty() {
+            let rng = &mut Rng::new(seed, 9);
+            faults.extend(rng.chance(600).then(|| fault::of_groups(rng, horizon)));
+        }
         if settings.text("scheme") == "RS" {
             faults.extend(fault::of_sets(&mut Rng::new(seed, 7), horizon));
         }
@@ -102,6 +110,7 @@ impl Scenario {
             seed,
             nodes,
             spares,
+            groups,
             settings,
             app,
             pool_bytes_max,
@@ -123,6 +132,7 @@ impl Scenario {
         (s.nodes, s.spares, s.runs) = (2, 1, 1);
         (s.app.ranks, s.app.steps) = (2, 5);
         s.faults.clear();
+        s.groups.clear();
         s
     }
 }
@@ -131,6 +141,17 @@ impl Scenario {
 fn ranks(rng: &mut Rng, nodes: u32) -> u32 {
     let a_node = rng.pick(&[1, 1, 1, 2]);
     if rng.chance(100) { nodes.div_ceil(2) } else { nodes * a_node + rng.pick(&[0, 0, 0, 1]) }
+}
+
+/// Racks of a few nodes each, in runs or dealt out; none where a job on them would be refused.
+fn groups(rng: &mut Rng, nodes: u32, spares: u32, settings: &Settings) -> Vec<u32> {
+    let racks = rng.range(2, 5) as u32;
+    let wide = (nodes + spares).div_ceil(racks);
+    let runs = rng.chance(500);
+    let group = |i: u32| if runs { i / wide } else { i % racks };
+    let groups: Vec<u32> = (0..nodes + spares).map(group).collect();
+    let fits = place::sets(settings.redundancy(), &groups[..nodes as usize]).is_ok();
+    if nodes > 2 && fits && rng.chance(400) { groups } else { Vec::new() }
 }
 
 fn settings(rng: &mut Rng) -> Settings {

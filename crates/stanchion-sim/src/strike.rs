@@ -41,6 +41,7 @@ impl World {
             What::KillNode(n) => self.strike_nodes(&[n]),
             What::KillTwoNodes(a, b) => self.strike_nodes(&[a, b]),
             What::KillMembers(slot, count, apart) => self.strike_members(slot, count, apart),
+            What::KillGroup(slot) => self.strike_group(slot),
             What::KillRunner => self.kill_runner(),
             What::KillRunnerAndNode(n) => {
                 self.kill_runner();
@@ -136,6 +137,21 @@ impl World {
                 ms => self.push(ms * 1000, Event::NodeDies(agent)),
             }
         }
+    }
+
+    fn strike_group(&mut self, slot: u32) {
+        let Some(plan) = &self.judge.plan else { return };
+        let host = plan.slots[slot as usize % plan.slots.len()];
+        let group = self.group_of(host);
+        let doomed: Vec<AgentId> =
+            self.living().into_iter().filter(|a| self.group_of(*a) == group).collect();
+        self.strike_agents(&doomed);
+    }
+
+    /// The failure group of an agent's node; who is in none is one.
+    pub(crate) fn group_of(&self, agent: AgentId) -> u32 {
+        let place = self.agents.get(&agent).map_or(0, |p| p.place);
+        self.sc.groups.get(place as usize).copied().unwrap_or(1000 + place)
     }
 
     fn strike_rank(&mut self, n: u32) {

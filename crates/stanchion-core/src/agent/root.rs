@@ -2,14 +2,15 @@
 
 use super::{Agent, RESEND_MS, UNPROTECTED_MAX};
 use crate::api::{Millis, Now, TaskResult};
+use crate::bugs::Bug;
 use stanchion_format::client::{Ask, Code, FLAG_CHECKPOINT, FLAG_OUTPUT};
 use stanchion_format::ids::{DatasetNo, Key, Level, PeerId};
-use stanchion_format::layout::Sets;
 use stanchion_format::name;
 use stanchion_format::peer::{
     Cause, CollId, Contrib, DatasetInfo, Msg, Plan, Record, Report, Severity, Times, Trouble,
     Verdict,
 };
+use stanchion_format::place::sets_anyhow;
 use std::collections::{BTreeSet, VecDeque};
 
 /// Reports that may wait for the controller's acknowledgement; beyond it the controller is as good as gone
@@ -424,7 +425,9 @@ impl Agent {
         let inc = self.incarnation();
         let settings = self.settings().clone();
         let slots = self.view.as_ref().map_or(1, |v| v.plan.slots.len() as u32);
-        let asked = settings.redundancy();
+        let groups = self.view.as_ref().map_or(&[][..], |v| &v.plan.groups);
+        let groups = if self.bug(Bug::IgnoreGroups) { &[][..] } else { groups };
+        let sets = sets_anyhow(settings.redundancy(), slots, groups);
         let root = self.root_mut();
         let no = root.next_no;
         root.next_no = DatasetNo(no.0 + 1);
@@ -433,7 +436,7 @@ impl Agent {
             name: if name.is_empty() { format!("dataset.{no}") } else { name },
             flags,
             ranks: 0,
-            sets: Sets::new(asked.scheme, slots, asked.set_size),
+            sets,
             chunk_bytes: settings.number("chunk_bytes") as u32,
             bytes: 0,
             files: 0,

@@ -5,11 +5,11 @@ use super::{Controller, DECISIONS_MAX, Ending, Phase, Purpose, RestoredSum};
 use crate::api::{ControllerAction, Notice, Outcome};
 use crate::bugs::Bug;
 use stanchion_format::ids::{AgentId, Ancestry, DatasetNo, Incarnation, Key, SlotId};
-use stanchion_format::layout::Sets;
 use stanchion_format::peer::{
     AgentAddr, Cause, DatasetInfo, Holdings, LedgerEntry, Msg, Plan, Restored, Severity, Source,
     Trouble,
 };
+use stanchion_format::place::sets_anyhow;
 use std::collections::BTreeSet;
 
 impl Controller {
@@ -237,7 +237,7 @@ impl Controller {
         // At the end, survivors take over what has no spare: only to flush it.
         let survivors: Vec<AgentId> = living.iter().copied().collect();
         for (n, slot) in lost.into_iter().enumerate() {
-            let agent = match spares.pop() {
+            let agent = match self.best_spare(&mut spares, slot) {
                 Some(spare) => {
                     if self.cfg.purpose == Purpose::Run {
                         let notice = Notice::SpareUsed { slot: SlotId(slot as u32), agent: spare };
@@ -250,6 +250,34 @@ impl Controller {
             self.slots[slot] = agent;
         }
         true
+    }
+
+    /// The failure group of an agent's node; who is in none is one.
+    fn group_of(&self, agent: AgentId) -> u32 {
+        self.cfg.groups.get(&agent).copied().unwrap_or(agent.0 | 1 << 31)
+    }
+
+    /// The failure group of each slot; none if nobody named any.
+    fn groups(&self) -> Vec<u32> {
+        if self.cfg.groups.is_empty() {
+            return Vec::new();
+        }
+        self.slots.iter().map(|a| self.group_of(*a)).collect()
+    }
+
+    /// The spare for a slot: of the lost node's failure group, which leaves the sets as good as they were; else of one that
+    /// no slot is in; else any.
+    fn best_spare(&self, spares: &mut Vec<AgentId>, slot: usize) -> Option<AgentId> {
+        let lost = self.group_of(self.slots[slot]);
+        let others: BTreeSet<u32> = if self.cfg.groups.is_empty() {
+            BTreeSet::new()
+        } else {
+            self.slots.iter().map(|a| self.group_of(*a)).collect()
+        };
+        let same = spares.iter().rposition(|a| self.group_of(*a) == lost);
+        let fresh = || spares.iter().rposition(|a| !others.contains(&self.group_of(*a)));
+        let place = same.or_else(fresh).or(spares.len().checked_sub(1))?;
+        Some(spares.remove(place))
     }
 
     fn make_plan(&mut self, choice: Choice) {
@@ -279,7 +307,7 @@ impl Controller {
             if c.source == Source::Prefix {
                 // In the cache it gets the redundancy of this job, on this number of nodes.
                 let asked = settings.redundancy();
-                info.sets = Sets::new(asked.scheme, self.slots.len() as u32, asked.set_size);
+                info.sets = sets_anyhow(asked, self.slots.len() as u32, &self.groups());
             } else {
                 restore.push(info.key);
                 rebuild = c.rebuild.clone();
@@ -318,6 +346,7 @@ impl Controller {
             next_no,
             settings: settings.pairs(),
             keep_ranks: self.keep_ranks && self.app_running,
+            groups: self.groups(),
             ranks_welcome: self.ending.is_none(),
         });
         self.restored = RestoredSum::default();

@@ -55,6 +55,8 @@ pub struct ControllerConfig {
     pub agents: u32,
     /// The job's settings.
     pub settings: Settings,
+    /// Nodes that fail together, by the number of their group; others fail alone.
+    pub groups: BTreeMap<AgentId, u32>,
     /// What for.
     pub purpose: Purpose,
     /// Start from nothing even if there is something.

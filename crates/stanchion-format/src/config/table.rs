@@ -188,6 +188,15 @@ pub const SETTINGS: &[Setting] = &[
         "Nodes of one redundancy set that may be lost with scheme RS, 1 to 255.",
     ),
     row(
+        "failure_groups",
+        None,
+        "",
+        Unit::Path,
+        Scope::Launch,
+        "A file that says which nodes fail together (racks, power supplies): a line a group, 'NAME: NODE NODE FIRST-LAST', nodes \
+         by number from 0, spares behind them. No redundancy set has two of one group.",
+    ),
+    row(
         "chunk_bytes",
         None,
         "4M",
