@@ -84,7 +84,7 @@ pub struct RunArgs {
     /// Where nodes keep their caches [setting: cache_dir]
     #[arg(long, value_name = "DIR")]
     pub cache_dir: Option<PathBuf>,
-    /// Redundancy: SINGLE, PARTNER or XOR [setting: scheme]
+    /// Redundancy: SINGLE, PARTNER, XOR, RS or RS(k,m) [setting: scheme]
     #[arg(long)]
     pub scheme: Option<String>,
     /// Nodes of a redundancy set [setting: set_size]

@@ -9,6 +9,7 @@ use stanchion_format::client::FLAG_CHECKPOINT;
 use stanchion_format::config::Shown;
 use stanchion_format::ids::SlotId;
 use stanchion_format::index::{HaltFile, IndexRecord, LeaseFile};
+use stanchion_format::layout::{Scheme, Sets};
 use stanchion_format::manifest::Manifest;
 use stanchion_format::peer::{Cause, Trouble};
 use stanchion_io::prefix::{BadRecord, Prefix};
@@ -236,7 +237,7 @@ fn inspect_text(record: &IndexRecord, slots: &[(SlotId, Result<Manifest, Trouble
         vec!["size".into(), format!("{} in {} files", out::bytes(info.bytes), info.files)],
         vec![
             "redundancy".into(),
-            format!("{}, sets of up to {}", info.sets.scheme.as_str(), info.sets.set_size),
+            scheme_words(&info.sets),
         ],
     ];
     facts.push(vec!["chunks".into(), out::bytes(info.chunk_bytes.into())]);
@@ -419,4 +420,13 @@ pub fn halt_words(wish: &HaltFile) -> Option<String> {
         parts.push(format!("after {}", out::utc(t)));
     }
     (!parts.is_empty()).then(|| parts.join(", or "))
+}
+
+/// The redundancy of a dataset, in words.
+fn scheme_words(sets: &Sets) -> String {
+    let size = sets.set_size;
+    match sets.scheme {
+        Scheme::Rs { parities } => format!("RS, sets of up to {size}, {parities} of which may be lost"),
+        scheme => format!("{}, sets of up to {size}", scheme.as_str()),
+    }
 }

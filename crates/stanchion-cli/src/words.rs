@@ -123,7 +123,8 @@ pub fn dataset(info: &DatasetInfo) -> Value {
         "number": info.key.no.0, "epoch": info.key.inc.epoch.0, "incarnation": info.key.inc.count,
         "name": info.name, "checkpoint": info.flags & FLAG_CHECKPOINT != 0,
         "output": info.flags & FLAG_OUTPUT != 0, "ranks": info.ranks, "nodes": info.sets.slots,
-        "scheme": info.sets.scheme.as_str(), "set_size": info.sets.set_size, "files": info.files,
+        "scheme": info.sets.scheme.as_str(), "parities": info.sets.scheme.losses(),
+        "set_size": info.sets.set_size, "files": info.files,
         "bytes": info.bytes, "chunk_bytes": info.chunk_bytes,
     })
 }

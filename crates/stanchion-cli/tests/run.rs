@@ -376,3 +376,23 @@ fn a_flush_that_a_dead_run_had_begun_is_completed() {
     s.ends(&["verify"]).code(0);
     assert_eq!(std::fs::read_dir(dir.join("tmp")).unwrap().count(), 0);
 }
+
+#[test]
+fn a_job_too_small_for_its_scheme_is_told_what_fits() {
+    let s = Scratch::new();
+    let ended = s.ends(&["run", "--nodes", "2", "--scheme", "RS(4,2)", "--", "true"]).code(2);
+    ended.says(&["too small", "needs sets of at least 3 nodes", "What fits is XOR with sets of 2"]);
+    let groups = s.path("groups");
+    std::fs::write(&groups, "rack a: 0-2\nrack b: 3\n").unwrap();
+    let set = format!("failure_groups={}", groups.display());
+    let ended = s.ends(&["run", "--nodes", "4", "--set", &set, "--", "true"]).code(2);
+    ended.says(&["4 nodes in 2 failure groups make sets of 1", "What fits is SINGLE"]);
+    std::fs::write(&groups, "rack a: 0-1\nrack b: 2-3 4\n").unwrap();
+    s.ends(&["run", "--nodes", "4", "--spares", "1", "--set", &set, "--", "true"]).code(0);
+    std::fs::write(&groups, "rack a: 0-9\n").unwrap();
+    let ended = s.ends(&["run", "--nodes", "4", "--set", &set, "--", "true"]).code(2);
+    ended.says(&["line 1: there is no node 9; the job has 4, spares included"]);
+    let ended = s.ends(&["run", "--nodes", "4", "--scheme", "RS(0,2)", "--", "true"]).code(2);
+    ended.says(&["RS(k,m) with k + m <= 256"]);
+    s.nothing_left();
+}

@@ -21,11 +21,13 @@ use stanchion_core::api::Outcome;
 use stanchion_core::bugs::Bugs;
 use stanchion_core::controller::{ControllerConfig, Purpose};
 use stanchion_format::config::Settings;
-use stanchion_format::ids::{Epoch, JobId};
+use stanchion_format::ids::{AgentId, Epoch, JobId};
 use stanchion_format::index::HaltFile;
-use stanchion_format::limits;
+use stanchion_format::{limits, place};
 use stanchion_format::peer::Severity;
 use stanchion_io::prefix::Prefix;
+use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,6 +40,7 @@ struct Plan {
     program: PathBuf,
     name: String,
     base: PathBuf,
+    groups: BTreeMap<AgentId, u32>,
 }
 
 /// Runs a job to its end.
@@ -115,7 +118,35 @@ fn plan(args: &RunArgs) -> Result<Plan, Failed> {
         name => name.to_owned(),
     };
     let base = jobdir::base(&settings);
-    Ok(Plan { gathered, settings, root, program, name, base })
+    let groups = failure_groups(&settings, args.nodes, args.spares)?;
+    Ok(Plan { gathered, settings, root, program, name, base, groups })
+}
+
+/// Longest file of failure groups, bytes.
+const GROUPS_BYTES_MAX: u64 = 16 << 20;
+
+/// Which nodes fail together. Refuses a job that is too small for the redundancy it asks for.
+fn failure_groups(
+    settings: &Settings,
+    nodes: u32,
+    spares: u32,
+) -> Result<BTreeMap<AgentId, u32>, Failed> {
+    let path = settings.text("failure_groups");
+    let mut groups: Vec<u32> = (0..nodes + spares).collect();
+    if !path.is_empty() {
+        let mut text = String::new();
+        std::fs::File::open(path)
+            .and_then(|file| file.take(GROUPS_BYTES_MAX).read_to_string(&mut text))
+            .with_context(|| format!("the failure groups in {path}"))
+            .or_exit(Exit::Usage)?;
+        let read = place::read_groups(&text, nodes + spares);
+        groups = read.with_context(|| format!("the failure groups in {path}")).or_exit(Exit::Usage)?;
+    }
+    place::sets(settings.redundancy(), &groups[..nodes as usize])
+        .context("the job is too small for its redundancy scheme")
+        .or_exit(Exit::Usage)?;
+    let named = if path.is_empty() { Vec::new() } else { groups };
+    Ok((0..).map(AgentId).zip(named).collect())
 }
 
 /// When the allocation ends, where only the scheduler says so.
@@ -205,6 +236,7 @@ fn with_epoch(
         settings,
         purpose: Purpose::Run,
         from_scratch: args.from_scratch,
+        groups: plan.groups.clone(),
         bugs: Bugs::default(),
     };
     let app = App::new(plan.program.clone(), args.command.clone(), environment(plan, &dir));
