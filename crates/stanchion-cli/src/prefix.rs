@@ -235,10 +235,7 @@ fn inspect_text(record: &IndexRecord, slots: &[(SlotId, Result<Manifest, Trouble
         vec!["persistent since".into(), out::utc(record.unix_s)],
         vec!["ranks".into(), format!("{} on {} nodes", info.ranks, info.sets.slots)],
         vec!["size".into(), format!("{} in {} files", out::bytes(info.bytes), info.files)],
-        vec![
-            "redundancy".into(),
-            scheme_words(&info.sets),
-        ],
+        vec!["redundancy".into(), scheme_words(&info.sets)],
     ];
     facts.push(vec!["chunks".into(), out::bytes(info.chunk_bytes.into())]);
     let mut files: Vec<(u32, Vec<String>)> = Vec::new();
@@ -426,7 +423,9 @@ pub fn halt_words(wish: &HaltFile) -> Option<String> {
 fn scheme_words(sets: &Sets) -> String {
     let size = sets.set_size;
     match sets.scheme {
-        Scheme::Rs { parities } => format!("RS, sets of up to {size}, {parities} of which may be lost"),
+        Scheme::Rs { parities } => {
+            format!("RS, sets of up to {size}, {parities} of which may be lost")
+        }
         scheme => format!("{}, sets of up to {size}", scheme.as_str()),
     }
 }

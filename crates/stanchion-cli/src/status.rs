@@ -107,6 +107,10 @@ fn running(s: &Value) -> String {
         number(&s["runs"]),
         number(&s["lost"]),
     );
+    if s["rebuild"].is_object() {
+        let (done, bad) = (number(&s["rebuild"]["done_bytes"]), number(&s["rebuild"]["bad_bytes"]));
+        text += &format!("  rebuilt {} of {}\n", out::bytes(done), out::bytes(bad));
+    }
     let empty = Vec::new();
     let agents = s["agents"].as_array().unwrap_or(&empty);
     let rows = agents

@@ -246,6 +246,11 @@ impl Teller {
                 });
                 said("restart_chosen", facts, chosen(dataset.as_ref(), *from_prefix, rebuild))
             }
+            Notice::Rebuilding { done_bytes, bad_bytes } => {
+                let facts = json!({"done_bytes": done_bytes, "bad_bytes": bad_bytes});
+                let (done, bad) = (out::bytes(*done_bytes), out::bytes(*bad_bytes));
+                said("rebuilding", facts, format!("rebuilt {done} of {bad}"))
+            }
             Notice::RestoreDone {
                 since_loss_ms,
                 restore_ms,

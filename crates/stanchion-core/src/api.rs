@@ -460,6 +460,13 @@ pub enum Notice {
         /// Slots whose data is rebuilt from redundancy.
         rebuild: Vec<SlotId>,
     },
+    /// Lost and damaged bytes are being made again; told every few seconds.
+    Rebuilding {
+        /// So many are.
+        done_bytes: u64,
+        /// Of so many that are known so far.
+        bad_bytes: u64,
+    },
     /// Every byte is in place.
     RestoreDone {
         /// Milliseconds since the loss was seen (or since the start).

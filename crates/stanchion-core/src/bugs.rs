@@ -52,6 +52,20 @@ pub enum Bug {
     OneRow,
     /// FM-S8: sources of a lost chunk are added up as they are.
     NoFactors,
+    /// FM-S5: two parities of one holder are stored in one place.
+    OneIndex,
+    /// FM-L4: an agent says that its parity is stored when the first stripe's is.
+    ParityDoneEarly,
+    /// FM-S7: a slot is called whole when the first of its lost chunks is.
+    RestoredEarly,
+    /// FM-L5: what was protected before a loss is called protected after it.
+    SkipReprotect,
+    /// FM-L2: losses in different sets are counted together.
+    CountAllSets,
+    /// FM-L2: one spare takes the places of all that are lost.
+    OneSpareForAll,
+    /// FM-L2: a source that failed is asked again and again, though others would do.
+    IgnoreAvoid,
     /// FM-P10: what a child writes to is free as soon as its rank is gone.
     FreeChild,
 }

@@ -46,11 +46,15 @@ pub fn parity_terms(
 
 /// What the chunk of `slot` follows from, of the pieces that are `usable` (whose; its data, or else its parity), in the
 /// order in which they are wanted: data before parity. `None` if too few are.
+///
+/// Where more parities are usable than are needed, `turn` says which: a sum that is wrong although each source was what it
+/// claims to be does not say which of its parities is the wrong one, and other ones may do.
 pub fn lost_terms(
     sets: &Sets,
     (slot, chunk): (SlotId, u64),
     chunks: impl Fn(SlotId) -> u64,
     usable: impl Fn(SlotId, bool) -> bool,
+    turn: u32,
     bugs: Bugs,
 ) -> Option<Vec<Term>> {
     let stripe = sets.stripe_of(slot, chunk)?;
@@ -60,6 +64,7 @@ pub fn lost_terms(
     let lost: Vec<usize> = parts.iter().filter(|p| !there(p)).map(column).collect();
     let holders = sets.holders(slot, stripe);
     let rows: Vec<usize> = (0..holders.len()).filter(|r| usable(holders[*r], false)).collect();
+    let rows = chosen(&rows, lost.len(), turn);
     let way = code(sets, slot).solve(wanted, &lost, &rows).ok()?;
     let data = parts.iter().filter(|p| there(p)).map(|p| {
         let factor = if bugs.on(Bug::NoFactors) { 1 } else { way.data(column(p)) };
@@ -73,6 +78,22 @@ pub fn lost_terms(
     Some(data.chain(parities).filter(|t| t.factor != 0).collect())
 }
 
+/// `count` of `rows`, others with each turn, until all choices were made and the first is made again.
+fn chosen(rows: &[usize], count: usize, turn: u32) -> Vec<usize> {
+    let mut picked: Vec<usize> = (0..count.min(rows.len())).collect();
+    for _ in 0..turn {
+        // The last that can still go up does, those behind it follow closely.
+        match (0..picked.len()).rev().find(|i| picked[*i] < rows.len() - picked.len() + i) {
+            Some(i) => {
+                let from = picked[i] + 1;
+                picked[i..].iter_mut().zip(from..).for_each(|(p, n)| *p = n);
+            }
+            None => picked.iter_mut().zip(0..).for_each(|(p, n)| *p = n),
+        }
+    }
+    picked.into_iter().map(|i| rows[i]).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,6 +103,15 @@ mod tests {
     use std::collections::BTreeMap;
 
     const LEN: usize = 9;
+
+    #[test]
+    fn every_choice_has_its_turn() {
+        let all: Vec<Vec<usize>> = (0..7).map(|turn| chosen(&[3, 5, 6, 9], 2, turn)).collect();
+        let right = [[3, 5], [3, 6], [3, 9], [5, 6], [5, 9], [6, 9], [3, 5]];
+        assert_eq!(all, right);
+        assert_eq!(chosen(&[4], 2, 3), [4]);
+        assert!(chosen(&[], 1, 1).is_empty());
+    }
 
     fn bytes(slot: SlotId, chunk: u64) -> Vec<u8> {
         (0..LEN).map(|i| (i * 41 + slot.0 as usize * 97 + chunk as usize * 13 + 1) as u8).collect()
@@ -98,7 +128,7 @@ mod tests {
         #[test]
         fn what_a_set_may_lose_comes_back(
             slots in 2u32..14, size in 2u32..14, m in 0u8..5,
-            counts in proptest::collection::vec(0u64..7, 14), lost in any::<u32>(),
+            counts in proptest::collection::vec(0u64..7, 14), lost in any::<u32>(), turn in 0u32..9,
         ) {
             let scheme = match m {
                 0 => Scheme::Partner,
@@ -124,7 +154,7 @@ mod tests {
             for slot in (0..slots).map(SlotId).filter(|s| !alive(*s)) {
                 for chunk in 0..chunks(slot) {
                     let terms = lost_terms(
-                        &sets, (slot, chunk), chunks, |s, _| alive(s), Bugs::default(),
+                        &sets, (slot, chunk), chunks, |s, _| alive(s), turn, Bugs::default(),
                     );
                     let Some(terms) = terms else {
                         prop_assert!(!sets.recoverable(slot, alive, alive));

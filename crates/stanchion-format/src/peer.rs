@@ -516,6 +516,8 @@ pub enum Msg {
     Installed(Incarnation),
     /// Answers `Restore`.
     Restored(Incarnation, Restored),
+    /// Answers `Restore` until there is an answer: bytes that were rebuilt so far, of so many that are to be.
+    Restoring(Incarnation, u64, u64),
     /// Answers `Open`: ranks are let in.
     Opened(Incarnation),
     /// A rank rejected the restart dataset (FM-S3): decide again.

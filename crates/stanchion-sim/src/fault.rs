@@ -225,7 +225,16 @@ pub fn of_sets(rng: &mut Rng, horizon_ms: u64) -> Vec<Fault> {
         };
         Fault { when, what: What::KillMembers(slot, lost, apart) }
     };
-    (0..count).map(fault).collect()
+    let mut faults: Vec<Fault> = (0..count).map(fault).collect();
+    if rng.chance(300) {
+        // A parity that nobody can vouch for is wanted for the rebuild right behind.
+        let nth = rng.range(2, 8) as u32;
+        let at = |us| When::Moment(Moment::Level, nth, us);
+        let (rot, slot) = (rng.below(12) as u32, rng.below(12) as u32);
+        faults.push(Fault { when: at(1_000), what: What::RotParity(rot) });
+        faults.push(Fault { when: at(2_000), what: What::KillMembers(slot, 1, 0) });
+    }
+    faults
 }
 
 /// The loss of a failure group.

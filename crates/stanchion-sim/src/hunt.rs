@@ -86,6 +86,13 @@ pub const BUGS: &[stanchion_core::bugs::Bug] = {
         OneRow,
         NoFactors,
         IgnoreGroups,
+        OneIndex,
+        ParityDoneEarly,
+        RestoredEarly,
+        SkipReprotect,
+        CountAllSets,
+        OneSpareForAll,
+        IgnoreAvoid,
     ]
 };
 

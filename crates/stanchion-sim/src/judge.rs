@@ -518,6 +518,11 @@ impl World {
         if !plan.ranks_welcome {
             return;
         }
+        let hosts: BTreeSet<AgentId> = plan.slots.iter().copied().collect();
+        if hosts.len() < plan.slots.len() {
+            let text = format!("a job goes on with two nodes in one: {:?}", plan.slots);
+            return self.violate("FM-L2", text);
+        }
         let restart = plan.restart.map(|(key, _)| key);
         self.judge.restarts.push(restart);
         if let Some(p) = restart.and_then(|k| self.judge.promises.get(&k))

@@ -33,6 +33,7 @@ impl World {
         match &msg {
             Msg::Record(_, _, Record::Commit(_)) => self.moment(Moment::Record),
             Msg::Announce(..) => self.moment(Moment::Announce),
+            Msg::Report(_, _, Report::Level(..)) => self.moment(Moment::Level),
             _ => {}
         }
         if let (Peer::Agent(a), Peer::Agent(b)) = (from, to)

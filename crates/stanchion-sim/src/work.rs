@@ -291,7 +291,9 @@ impl World {
         let len = sources.iter().map(|s| s.len).max().unwrap_or(0).max(at.len);
         let sum = self.add_up(sources, len, t)?;
         if crc64(&sum[..at.len as usize]) != at.crc {
-            return Err(plain(Trouble::new(Cause::Damaged).slot(m.slot)));
+            let mut parities = (0..).zip(sources).filter(|(_, s)| s.crc.is_none()).map(|(i, _)| i);
+            let source = parities.next().filter(|_| parities.next().is_none());
+            return Err((Trouble::new(Cause::Damaged).slot(m.slot), source));
         }
         let Some(p) = self.agents.get_mut(&id) else { return Ok(None) };
         p.store.write_chunk(m, chunk, &sum[..at.len as usize]);

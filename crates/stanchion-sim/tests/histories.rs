@@ -1,7 +1,7 @@
 //! Thousands of histories, and the judge's eyesight.
 
 use stanchion_core::bugs::{Bug, Bugs};
-use stanchion_sim::fault::What;
+use stanchion_sim::fault::{Fault, Moment, What, When};
 use stanchion_sim::hunt::{self, BUGS};
 use stanchion_sim::scenario::Scenario;
 use stanchion_sim::{check, quiet_panics, shrink};
@@ -124,4 +124,19 @@ fn increments_are_made_and_restarted_from() {
         restarts += if has > 0 { verdict.restarts } else { 0 };
     }
     assert!(increments > 300 && restarts > 30, "{increments} increments, {restarts} restarts");
+}
+
+#[test]
+fn how_far_a_rebuild_is_can_be_seen() {
+    // One slow chunk after the other: the runner tells of it.
+    let mut s = Scenario::calm(11);
+    (s.nodes, s.spares, s.app.ranks, s.app.large_in) = (4, 1, 4, 1);
+    s.settings.set("scheme", "RS(2,2)").unwrap();
+    s.work_us = 1_500_000;
+    let at = When::Moment(Moment::Level, 2, 200_000);
+    s.faults = vec![Fault { when: at, what: What::KillNode(2) }];
+    let verdict = check(s, true);
+    assert!(verdict.violation.is_none(), "{verdict:?}");
+    let told: Vec<_> = verdict.trace.iter().filter(|l| l.contains("Rebuilding {")).collect();
+    assert!(!told.is_empty() && told.iter().all(|l| l.contains("done_bytes")), "{told:?}");
 }

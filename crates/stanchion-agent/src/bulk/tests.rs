@@ -205,7 +205,7 @@ impl Cluster {
         let stripe = self.sets.stripe_of(slot, chunk).unwrap();
         let usable = |s: SlotId, _| !self.lost.contains(&s);
         let chunks = |s| self.chunks(s);
-        let terms = lost_terms(&self.sets, (slot, chunk), chunks, usable, Bugs::default());
+        let terms = lost_terms(&self.sets, (slot, chunk), chunks, usable, 0, Bugs::default());
         let sources = self.sources(terms.unwrap(), self.stripe_len(slot, stripe));
         Work::Rebuild { manifest: self.manifests[slot.0 as usize].clone(), chunk, sources }
     }

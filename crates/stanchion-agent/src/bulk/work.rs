@@ -191,9 +191,10 @@ impl Tools {
         let at = manifest.chunk(chunk).ok_or_else(malformed)?;
         let sum = self.add_up(manifest.key, sources, at.len, scratch, cancelled)?;
         if sum.crc != at.crc {
-            // Every source with a checksum was verified: what had none is wrong (FM-S8).
+            // Every source with a checksum was verified: what had none is wrong (FM-S8), one of them.
             let file = manifest.files[at.file].path.clone();
-            let source = sources.iter().position(|s| s.crc.is_none());
+            let mut parities = (0..).zip(sources).filter(|(_, s)| s.crc.is_none()).map(|(i, _)| i);
+            let source = parities.next().filter(|_| parities.next().is_none());
             let trouble = match source {
                 Some(i) => blame(&sources[i], Cause::Damaged).file(file),
                 None => Trouble::new(Cause::Damaged).slot(manifest.slot).file(file),

@@ -76,6 +76,7 @@ pub fn status(status: &Status) -> Value {
     json!({
         "phase": status.phase, "datasets": datasets, "current": status.current.map(|k| k.no.0),
         "incarnation": status.inc.to_string(),
+        "rebuild": status.rebuild.map(|(done, bad)| json!({"done_bytes": done, "bad_bytes": bad})),
         "runs": status.runs, "lost": status.lost, "ranks": status.ranks,
         "slots": status.slots.iter().map(|(slot, agent, alive)| {
             json!({"node": slot.0, "agent": agent.0, "alive": alive})

@@ -23,8 +23,8 @@ use stanchion_core::controller::{ControllerConfig, Purpose};
 use stanchion_format::config::Settings;
 use stanchion_format::ids::{AgentId, Epoch, JobId};
 use stanchion_format::index::HaltFile;
-use stanchion_format::{limits, place};
 use stanchion_format::peer::Severity;
+use stanchion_format::{limits, place};
 use stanchion_io::prefix::Prefix;
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -140,7 +140,8 @@ fn failure_groups(
             .with_context(|| format!("the failure groups in {path}"))
             .or_exit(Exit::Usage)?;
         let read = place::read_groups(&text, nodes + spares);
-        groups = read.with_context(|| format!("the failure groups in {path}")).or_exit(Exit::Usage)?;
+        groups =
+            read.with_context(|| format!("the failure groups in {path}")).or_exit(Exit::Usage)?;
     }
     place::sets(settings.redundancy(), &groups[..nodes as usize])
         .context("the job is too small for its redundancy scheme")

@@ -2,6 +2,7 @@
 
 use super::{Agent, Phase, RESEND_MS, SOURCE_RETRY_MS, SOURCE_TRIES_MAX, TASK_WINDOW, TaskFor};
 use crate::api::{AgentAction, ChunkSource, Millis, TaskResult, Work};
+use crate::bugs::Bug;
 use crate::stripe::{Term, parity_terms};
 use stanchion_format::data::Piece;
 use stanchion_format::ids::{AgentId, Key, Level, SlotId, StripeId};
@@ -54,12 +55,14 @@ impl Agent {
 
     /// Has this slot all it must have? Starts what is missing.
     fn protect_slot(&mut self, key: Key, slot: SlotId) -> bool {
+        let (inc, bugs) = (self.incarnation(), self.cfg.bugs);
         let Some(dataset) = self.datasets.get_mut(&key) else { return false };
         if !dataset.manifests.contains_key(&slot) {
             self.digest(key, slot);
             return false;
         }
-        if !dataset.info.sets.redundant(slot) {
+        let before = bugs.on(Bug::SkipReprotect) && key.inc < inc;
+        if !dataset.info.sets.redundant(slot) || before {
             return true;
         }
         let Some(counts) = dataset.counts(slot) else { return false };
@@ -217,7 +220,7 @@ impl Agent {
 
     /// Starts encodes of stripes that `slot` keeps, within the window.
     fn encode(&mut self, key: Key, slot: SlotId, counts: &BTreeMap<SlotId, u64>) {
-        let now = self.now.mono;
+        let (now, bugs) = (self.now.mono, self.cfg.bugs);
         let Some(dataset) = self.datasets.get_mut(&key) else { return };
         let sets = dataset.info.sets.clone();
         let held = sets.held(slot, |s| counts.get(&s).copied().unwrap_or(0));
@@ -225,7 +228,8 @@ impl Agent {
         if part.parity_done {
             return;
         }
-        if held.iter().all(|t| part.parity.contains(t)) {
+        let early = bugs.on(Bug::ParityDoneEarly) && !part.parity.is_empty();
+        if early || held.iter().all(|t| part.parity.contains(t)) {
             part.parity_done = true;
             return;
         }
@@ -269,7 +273,10 @@ impl Agent {
             key,
             slot,
             stripe,
-            index: sets.parity_index(slot, stripe),
+            index: match self.bug(Bug::OneIndex) {
+                true => stripe.0 / sets.members(slot).len() as u64,
+                false => sets.parity_index(slot, stripe),
+            },
             len,
             chunk_bytes: dataset.info.chunk_bytes,
             sources,

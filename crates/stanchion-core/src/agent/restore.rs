@@ -32,6 +32,8 @@ struct Bad {
     tries: u32,
     not_before: Millis,
     running: bool,
+    /// How many sums were wrong although their sources were right: which parities are taken next.
+    turn: u32,
     /// What the sum that is under way is made of.
     sources: Vec<(SlotId, Piece)>,
     /// Sources that failed: others are taken as long as there are enough.
@@ -56,6 +58,8 @@ pub(super) struct Restore {
     jobs: BTreeMap<(Key, SlotId), Job>,
     verified_bytes: u64,
     rebuilt_bytes: u64,
+    /// Bytes that are known to be damaged or missing.
+    bad_bytes: u64,
     fetched_bytes: u64,
     repaired_files: Vec<String>,
     /// The answer, to be told again.
@@ -238,7 +242,7 @@ impl Agent {
 
     fn on_verified(&mut self, key: Key, slot: SlotId, bad: Vec<u64>, bad_files: Vec<String>) {
         let Some(dataset) = self.datasets.get(&key) else { return };
-        let manifest = &dataset.manifests[&slot];
+        let manifest = dataset.manifests[&slot].clone();
         let bytes = manifest.bytes();
         if bad.is_empty() {
             self.slot_verified(key, slot, bytes);
@@ -264,6 +268,8 @@ impl Agent {
                 self.restore.repaired_files.push(file.clone());
             }
         }
+        let lens = bad.iter().filter_map(|c| manifest.chunk(*c)).map(|c| u64::from(c.len));
+        self.restore.bad_bytes += lens.sum::<u64>();
         if let Some(job) = self.restore.jobs.get_mut(&(key, slot)) {
             job.state = State::Rebuilding;
             job.bad = bad.into_iter().map(|c| (c, Bad::default())).collect();
@@ -310,7 +316,7 @@ impl Agent {
         let stripe = sets.stripe_of(slot, chunk)?;
         let chunks = |s: SlotId| counts.get(&s).copied().unwrap_or(0);
         let entry = self.view.as_ref()?.plan.ledger.iter().find(|e| e.info.key == key)?;
-        let avoid = &self.restore.jobs.get(&(key, slot))?.bad.get(&chunk)?.avoid;
+        let Bad { avoid, turn, .. } = self.restore.jobs.get(&(key, slot))?.bad.get(&chunk)?;
         let missing = |s: SlotId, data: bool| {
             if data { &entry.no_data } else { &entry.no_parity }.contains(&s)
         };
@@ -318,7 +324,7 @@ impl Agent {
             avoid.iter().any(|(a, piece)| *a == s && matches!(piece, Piece::Data(_)) == data)
         };
         let terms = |usable: &dyn Fn(SlotId, bool) -> bool| {
-            lost_terms(sets, (slot, chunk), chunks, usable, self.cfg.bugs)
+            lost_terms(sets, (slot, chunk), chunks, usable, *turn, self.cfg.bugs)
         };
         // What is not there now may be there soon: another slot is made whole too.
         let terms = terms(&|s, data| !missing(s, data) && !failed(s, data))
@@ -345,12 +351,12 @@ impl Agent {
     }
 
     pub(super) fn on_rebuilt(&mut self, key: Key, slot: SlotId, chunk: u64, result: TaskResult) {
-        let now = self.now.mono;
+        let (now, bugs) = (self.now.mono, self.cfg.bugs);
         let Some(job) = self.restore.jobs.get_mut(&(key, slot)) else { return };
         match result {
             TaskResult::Done(_) => {
                 job.bad.remove(&chunk);
-                let done = job.bad.is_empty();
+                let done = job.bad.is_empty() || bugs.on(Bug::RestoredEarly);
                 let Some(manifest) = self.datasets.get(&key).and_then(|d| d.manifests.get(&slot))
                 else {
                     return;
@@ -374,6 +380,9 @@ impl Agent {
                 b.running = false;
                 match failed.and_then(|i| b.sources.get(i)) {
                     // Another source may do at once.
+                    _ if bugs.on(Bug::IgnoreAvoid) => {}
+                    // The sum is wrong: any of its parities may be.
+                    None if trouble.cause == Cause::Damaged => b.turn += 1,
                     Some(source) if !b.avoid.contains(source) => b.avoid.push(*source),
                     _ => b.avoid.clear(),
                 }
@@ -426,9 +435,11 @@ impl Agent {
 
     fn tell_restored(&mut self) {
         let inc = self.incarnation();
-        if let Some(outcome) = self.restore.outcome.clone() {
-            self.send(PeerId::Controller, Msg::Restored(inc, outcome));
-        }
+        let msg = match self.restore.outcome.clone() {
+            Some(outcome) => Msg::Restored(inc, outcome),
+            None => Msg::Restoring(inc, self.restore.rebuilt_bytes, self.restore.bad_bytes),
+        };
+        self.send(PeerId::Controller, msg);
     }
 
     pub(super) fn on_open(&mut self) {

@@ -198,7 +198,9 @@ impl Known<'_> {
             }
             let has = |slot, parity| self.has(info.key, slot, parity);
             let whole = info.sets.recoverable(*slot, |s| has(s, false), |s| has(s, true));
-            if !whole {
+            let all =
+                self.bugs.on(Bug::CountAllSets) && rebuild.len() as u32 > info.sets.scheme.losses();
+            if !whole || all {
                 return Err(Trouble::new(Cause::BeyondScheme).slot(*slot));
             }
         }

@@ -12,6 +12,9 @@ use stanchion_format::peer::{
 use stanchion_format::place::sets_anyhow;
 use std::collections::BTreeSet;
 
+/// A rebuild that takes longer says so often how far it is, milliseconds.
+const PROGRESS_MS: u64 = 2_000;
+
 impl Controller {
     /// Asks every agent what it holds; the old incarnation ends there.
     pub(super) fn survey(&mut self, end_ranks: bool) {
@@ -277,6 +280,9 @@ impl Controller {
         let same = spares.iter().rposition(|a| self.group_of(*a) == lost);
         let fresh = || spares.iter().rposition(|a| !others.contains(&self.group_of(*a)));
         let place = same.or_else(fresh).or(spares.len().checked_sub(1))?;
+        if self.bug(Bug::OneSpareForAll) {
+            return Some(spares[place]);
+        }
         Some(spares.remove(place))
     }
 
@@ -363,11 +369,29 @@ impl Controller {
         }
     }
 
+    /// How far an agent is with its rebuild; told on from time to time.
+    pub(super) fn on_restoring(&mut self, from: AgentId, inc: Incarnation, far: (u64, u64)) {
+        if self.phase != Phase::Restoring || !self.current(inc) || self.answered.contains(&from) {
+            return;
+        }
+        self.restored.far.insert(from, far);
+        let (done_bytes, bad_bytes) = self.restored.progress();
+        let now = self.now.mono;
+        let (since, before) = self.restored.told.unwrap_or((self.restore_at, 0));
+        if now.since(since) >= PROGRESS_MS && done_bytes > before {
+            self.restored.told = Some((now, done_bytes));
+            self.say(Severity::Info, Notice::Rebuilding { done_bytes, bad_bytes });
+        }
+    }
+
     pub(super) fn on_restored(&mut self, from: AgentId, inc: Incarnation, restored: Restored) {
         if self.phase != Phase::Restoring || !self.current(inc) || self.answered.contains(&from) {
             return;
         }
         self.answered.insert(from);
+        if let Some(far) = self.restored.far.get_mut(&from) {
+            far.0 = far.1;
+        }
         match restored {
             Restored::Ok { rebuilt_bytes, fetched_bytes, repaired_files, .. } => {
                 self.restored.rebuilt += rebuilt_bytes;

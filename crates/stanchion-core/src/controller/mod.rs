@@ -86,6 +86,8 @@ pub struct Status {
     pub ranks: Option<u32>,
     /// The incarnation.
     pub inc: Incarnation,
+    /// While slots are made whole: bytes rebuilt so far, of so many that are known to be lost or damaged.
+    pub rebuild: Option<(u64, u64)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,6 +181,16 @@ struct RestoredSum {
     fetched: u64,
     repaired: Vec<String>,
     failed: Option<(AgentId, Key, Trouble)>,
+    /// How far each agent is: bytes rebuilt, and to be rebuilt.
+    far: BTreeMap<AgentId, (u64, u64)>,
+    /// When that was last told, and how many were rebuilt then.
+    told: Option<(Millis, u64)>,
+}
+
+impl RestoredSum {
+    fn progress(&self) -> (u64, u64) {
+        self.far.values().fold((0, 0), |sum, far| (sum.0 + far.0, sum.1 + far.1))
+    }
 }
 
 impl Controller {
@@ -283,6 +295,7 @@ impl Controller {
             lost: self.lost,
             ranks: self.ranks,
             inc: self.plan.as_ref().map(|p| p.inc).unwrap_or_default(),
+            rebuild: Some(self.restored.progress()).filter(|_| self.phase == Phase::Restoring),
         }
     }
 
@@ -447,6 +460,7 @@ impl Controller {
             Msg::Holdings(h) => self.on_holdings(from, *h),
             Msg::Installed(inc) => self.on_answer(from, Phase::Installing, inc),
             Msg::Restored(inc, restored) => self.on_restored(from, inc, restored),
+            Msg::Restoring(inc, done, bad) => self.on_restoring(from, inc, (done, bad)),
             Msg::Opened(inc) => self.on_answer(from, Phase::Opening, inc),
             Msg::Rejected(inc, key, trouble) => self.on_rejected(inc, key, trouble),
             Msg::RestartFrom(inc, name) => self.on_restart_from(inc, name),
