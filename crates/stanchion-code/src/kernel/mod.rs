@@ -27,6 +27,10 @@ const GROUP: usize = 4;
 const BLOCK: usize = 128 << 10;
 /// Of each source no less than this at a time.
 const BLOCK_MIN: usize = 4 << 10;
+/// A cache line.
+const LINE: usize = 64;
+/// With less than this, where lines end does not matter.
+const HEAD_MIN: usize = 16 << 10;
 /// A source of a stripe: its bytes, and its factors in all sums.
 pub(crate) type Source<'a> = (&'a [u8], &'a [Factor]);
 
@@ -170,7 +174,9 @@ impl Kernel {
         assert!(fits, "a contribution is no longer than its parity");
         assert!(self.runs_here(), "the processor has not what {self:?} needs");
         let block = if sums.len() > GROUP { BLOCK } else { usize::MAX };
-        for range in blocks(0..data.len(), block) {
+        let head = head(sums, &(0..data.len()));
+        plain::update(factors, data, sums, 0..head);
+        for range in blocks(head..data.len(), block) {
             for (factors, sums) in factors.chunks(GROUP).zip(sums.chunks_mut(GROUP)) {
                 let done = self.update_whole(factors, data, sums, range.clone());
                 plain::update(factors, data, sums, done..range.end);
@@ -192,7 +198,9 @@ impl Kernel {
         assert!(self.runs_here(), "the processor has not what {self:?} needs");
         let part = (BLOCK / sources.len().max(1)).max(BLOCK_MIN);
         let block = if sums.len() > GROUP { part } else { usize::MAX };
-        for range in blocks(range, block) {
+        let head = head(sums, &range);
+        plain::encode(sources, 0, sums, range.start..head);
+        for range in blocks(head..range.end, block) {
             for (n, sums) in sums.chunks_mut(GROUP).enumerate() {
                 let done = self.encode_whole(sources, n * GROUP, sums, range.clone());
                 plain::encode(sources, n * GROUP, sums, done..range.end);
@@ -249,6 +257,14 @@ impl Kernel {
             _ => range.start,
         }
     }
+}
+
+/// Where the vectors are to begin: where no write of the first sum goes over a cache line's end. Memory of the allocator
+/// begins 16 bytes behind a page's start, so that the other sums and the sources mostly have it there as well.
+fn head(sums: &[&mut [u8]], range: &Range<usize>) -> usize {
+    let Some(sum) = sums.first() else { return range.start };
+    let skip = sum[range.start..].as_ptr().align_offset(LINE);
+    if range.len() >= HEAD_MIN && skip < LINE { range.start + skip } else { range.start }
 }
 
 fn blocks(all: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {

@@ -135,16 +135,21 @@ unsafe fn update_some<V: Vector, const G: usize, const XOR: bool>(
         let by: [V::By; G] = std::array::from_fn(|g| V::by(&factors[g]));
         let mut at = range.start;
         while at < end {
-            for n in 0..ROW {
-                let at = at + n * V::BYTES;
-                V::ahead(data.as_ptr().wrapping_add(at + AHEAD));
-                let d = V::load(data.as_ptr().add(at));
-                let split = d.split();
-                for g in 0..G {
-                    let to = sums[g].add(at);
-                    V::ahead(to.wrapping_add(AHEAD));
-                    let product = if XOR && g == 0 { d } else { V::times(split, by[g]) };
-                    V::load(to).xor(product).store(to);
+            // All is read before anything is written: buffers often begin at the same place of a page, and a processor
+            // that compares the low bits of addresses only would take one sum's write for what the next one reads.
+            let from = data.as_ptr().add(at);
+            let d: [V; ROW] = std::array::from_fn(|n| V::load(from.add(n * V::BYTES)));
+            let split: [V::Split; ROW] = std::array::from_fn(|n| d[n].split());
+            let mut new = [[V::zero(); ROW]; G];
+            for g in 0..G {
+                for n in 0..ROW {
+                    let product = if XOR && g == 0 { d[n] } else { V::times(split[n], by[g]) };
+                    new[g][n] = V::load(sums[g].add(at + n * V::BYTES)).xor(product);
+                }
+            }
+            for g in 0..G {
+                for n in 0..ROW {
+                    new[g][n].store(sums[g].add(at + n * V::BYTES));
                 }
             }
             at += ROW * V::BYTES;

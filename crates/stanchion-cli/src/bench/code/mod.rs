@@ -68,7 +68,11 @@ pub(super) fn run(args: &CodeArgs) -> Result<Exit, Failed> {
             |_| isal::LIBRARY.to_string_lossy()),
     });
     if !args.json {
-        eprintln!("kernel {}; not measured here: {}", Kernel::best().name(), names(false).join(", "));
+        eprintln!(
+            "kernel {}; not measured here: {}",
+            Kernel::best().name(),
+            names(false).join(", ")
+        );
         if isal.is_none() {
             eprintln!("libisal2 is not installed: Reed-Solomon has nothing to be compared with");
         }
@@ -114,7 +118,7 @@ impl Pair {
 impl Pieces {
     fn new(size: usize, bytes: u64) -> Pieces {
         let (k, m) = SHAPES.into_iter().max().unwrap_or((1, 1));
-        let piece = |n: usize| (0..size).map(|at| (at * 131 + (at >> 7) * 17 + n * 71) as u8);
+        let piece = |n: usize| (0..size).map(move |at| (at * 131 + (at >> 7) * 17 + n * 71) as u8);
         let data = (0..k).map(|n| piece(n).collect()).collect();
         Pieces { data, sums: vec![vec![1; size]; m], bytes }
     }
