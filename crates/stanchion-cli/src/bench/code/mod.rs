@@ -33,8 +33,13 @@ struct Pair {
     theirs: Vec<f64>,
 }
 
+/// Where the buffers begin: at a page, as is best for everybody.
+const PAGE: usize = 4096;
+
 /// Pieces of one size.
 struct Pieces {
+    size: usize,
+    /// Each with a page to spare.
     data: Vec<Vec<u8>>,
     sums: Vec<Vec<u8>>,
     /// Data that goes through at each measurement.
@@ -82,7 +87,7 @@ pub(super) fn run(args: &CodeArgs) -> Result<Exit, Failed> {
 
 impl Pair {
     fn new(pieces: &Pieces, what: &str) -> Pair {
-        let name = format!("{} KiB: {what}", pieces.size() >> 10);
+        let name = format!("{} KiB: {what}", pieces.size >> 10);
         Pair { name, ours: Vec::new(), theirs: Vec::new() }
     }
 
@@ -118,13 +123,22 @@ impl Pair {
 impl Pieces {
     fn new(size: usize, bytes: u64) -> Pieces {
         let (k, m) = SHAPES.into_iter().max().unwrap_or((1, 1));
-        let piece = |n: usize| (0..size).map(move |at| (at * 131 + (at >> 7) * 17 + n * 71) as u8);
+        let piece =
+            |n: usize| (0..size + PAGE).map(move |at| (at * 131 + (at >> 7) * 17 + n * 71) as u8);
         let data = (0..k).map(|n| piece(n).collect()).collect();
-        Pieces { data, sums: vec![vec![1; size]; m], bytes }
+        Pieces { size, data, sums: vec![vec![1; size + PAGE]; m], bytes }
     }
 
-    fn size(&self) -> usize {
-        self.data[0].len()
+    /// So many of data, and of sums.
+    fn some(&mut self, (k, m): (usize, usize)) -> (Vec<&[u8]>, Vec<&mut [u8]>) {
+        let size = self.size;
+        let start = |piece: &[u8]| piece.as_ptr().align_offset(PAGE);
+        let data = self.data[..k].iter().map(|d| &d[start(d)..][..size]);
+        let sums = self.sums[..m].iter_mut().map(|s| {
+            let start = start(s);
+            &mut s[start..][..size]
+        });
+        (data.collect(), sums.collect())
     }
 
     /// GB of data per second that `stripe` does, which has `k` pieces and `m` sums.
@@ -133,10 +147,9 @@ impl Pieces {
         (k, m): (usize, usize),
         mut stripe: impl FnMut(&[&[u8]], &mut [&mut [u8]]),
     ) -> f64 {
-        let each = (self.size() * k) as u64;
+        let each = (self.size * k) as u64;
         let times = self.bytes.div_ceil(each);
-        let data: Vec<&[u8]> = self.data[..k].iter().map(Vec::as_slice).collect();
-        let mut sums: Vec<&mut [u8]> = self.sums[..m].iter_mut().map(Vec::as_mut_slice).collect();
+        let (data, mut sums) = self.some((k, m));
         // What is not yet in the caches, nor at this speed, does not count.
         stripe(&data, &mut sums);
         let start = Instant::now();
@@ -216,19 +229,17 @@ fn reed_solomon(
 /// Both give the same bytes, whole and accumulated.
 fn same(pieces: &mut Pieces, matrix: &Matrix, tables: &Tables) -> anyhow::Result<()> {
     let (k, m) = (matrix.columns(), matrix.rows());
-    let data: Vec<&[u8]> = pieces.data[..k].iter().map(Vec::as_slice).collect();
-    let mut made = Vec::new();
+    let (data, mut to) = pieces.some((k, m));
+    let mut made: Vec<Vec<Vec<u8>>> = Vec::new();
     for way in 0..4 {
-        let sums = &mut pieces.sums[..m];
-        sums.iter_mut().for_each(|sum| sum.fill(0));
-        let mut to: Vec<&mut [u8]> = sums.iter_mut().map(Vec::as_mut_slice).collect();
+        to.iter_mut().for_each(|sum| sum.fill(0));
         match way {
             0 => tables.encode(&data, &mut to),
             1 => matrix.encode(&data, &mut to),
             2 => data.iter().enumerate().for_each(|(n, d)| tables.update(n, d, &mut to)),
             _ => data.iter().enumerate().for_each(|(n, d)| matrix.update(n, d, &mut to)),
         }
-        made.push(sums.to_vec());
+        made.push(to.iter().map(|sum| sum.to_vec()).collect());
     }
     ensure!(made.iter().all(|sums| *sums == made[0]), "RS({k},{m}) is not what ISA-L makes");
     Ok(())
@@ -254,7 +265,7 @@ fn kernels(args: &CodeArgs, pieces: &mut Pieces) -> anyhow::Result<Vec<Row>> {
             }
             pieces.bytes = bytes;
             for (rates, what) in rates.iter().zip(["accumulating", "whole stripes"]) {
-                let (kib, kernel) = (pieces.size() >> 10, kernel.name());
+                let (kib, kernel) = (pieces.size >> 10, kernel.name());
                 let name = format!("{kib} KiB: RS({k},{m}), {what}, kernel {kernel}");
                 rows.push(fact(name, spread(rates).median, "GB/s"));
             }
