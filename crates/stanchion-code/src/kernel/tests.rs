@@ -99,6 +99,31 @@ fn many_sums_of_much_data() {
     }
 }
 
+/// What lies before the first whole cache line of a sum, wherever that is; the sums differ in it.
+#[test]
+fn sums_that_begin_anywhere_in_a_line() {
+    let len = HEAD_MIN + 77;
+    let rows = vec![vec![1, 1], vec![7, 9], vec![0x8e, 0]];
+    let matrix = Matrix::new(3, 2, |row, column| rows[row][column]);
+    let data = [bytes(1, len), bytes(2, len)];
+    let data: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
+    let right = sums(&rows, &data, len);
+    for (kernel, skip) in kernels().flat_map(|k| (0..66).step_by(5).map(move |skip| (k, skip))) {
+        let mut made = vec![vec![0xc3; len + 70]; 3];
+        let mut to: Vec<&mut [u8]> =
+            made.iter_mut().enumerate().map(|(n, m)| &mut m[skip + n..][..len]).collect();
+        matrix.encode_by(kernel, &data, &mut to);
+        assert!(to.iter().zip(&right).all(|(to, right)| *to == right), "{kernel:?} encodes");
+        to.iter_mut().for_each(|sum| sum.fill(0));
+        (0..2).for_each(|n| matrix.update_by(kernel, n, data[n], &mut to));
+        assert!(to.iter().zip(&right).all(|(to, right)| *to == right), "{kernel:?} accumulates");
+        let outside = |(n, m): (usize, &Vec<u8>)| {
+            m[..skip + n].iter().chain(&m[skip + n + len..]).all(|b| *b == 0xc3)
+        };
+        assert!(made.iter().enumerate().all(outside), "{kernel:?} writes elsewhere");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
