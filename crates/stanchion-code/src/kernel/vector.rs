@@ -3,6 +3,8 @@
 //! Everything here is inlined into functions that a processor's features are switched on for; by itself it would be
 //! correct as well where the processor has them, and slow.
 
+#![allow(clippy::needless_range_loop, reason = "one index goes through several arrays at once")]
+
 use super::{Factor, GROUP, Source};
 use std::ops::Range;
 
