@@ -25,6 +25,9 @@ const RS_GOAL: f64 = 1.0;
 /// The largest piece, KiB.
 const SIZE_MAX: u32 = 64 << 10;
 
+/// What goes over a stripe: its data, its sums.
+type Stripe<'a> = dyn FnMut(&[&[u8]], &mut [&mut [u8]]) + 'a;
+
 /// What is measured against what, of one size.
 struct Pair {
     name: String,
@@ -200,9 +203,7 @@ fn reed_solomon(
     let mut stripes = Pair::new(pieces, &format!("RS({k},{m}), whole stripes"));
     for round in 0..args.rounds {
         let cell = std::cell::RefCell::new(&mut *pieces);
-        let rate = |stripe: &mut dyn FnMut(&[&[u8]], &mut [&mut [u8]])| {
-            cell.borrow_mut().rate((k, m), stripe)
-        };
+        let rate = |stripe: &mut Stripe<'_>| cell.borrow_mut().rate((k, m), stripe);
         let ours = || {
             rate(&mut |data, sums| {
                 data.iter().enumerate().for_each(|(n, d)| matrix.update(n, d, sums));
