@@ -256,6 +256,8 @@ pub enum Bench {
     /// A rank of it
     #[command(hide = true)]
     BlockedRank(BlockedRankArgs),
+    /// The codes on one core: XOR beside memcpy, Reed-Solomon beside Intel ISA-L
+    Code(CodeArgs),
     /// Time that checkpoints cost a job which computes, with what is done behind it
     Overhead(OverheadArgs),
     /// The job of `bench overhead`
@@ -272,6 +274,26 @@ pub enum Bench {
     /// A rank of it
     #[command(hide = true)]
     PoolRank(PoolRankArgs),
+}
+
+/// `stanchion bench code`.
+#[derive(Debug, Args)]
+pub struct CodeArgs {
+    /// Rounds
+    #[arg(long, default_value_t = 9)]
+    pub rounds: u32,
+    /// Data that goes through at each measurement, MiB
+    #[arg(long, default_value_t = 256)]
+    pub mb: u64,
+    /// Sizes of a piece, KiB
+    #[arg(long, value_name = "KIB,...", value_delimiter = ',', default_value = "64,256,4096")]
+    pub sizes: Vec<u32>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Exit with 1 if a goal is missed
+    #[arg(long)]
+    pub check: bool,
 }
 
 /// `stanchion bench pool`.

@@ -1,10 +1,10 @@
 //! Erasure codes: XOR (RAID-5 parity; Patterson, Gibson, Katz 1988) and Reed-Solomon ([`rs`]).
 //!
-//! No dependencies. Kernels do not allocate. The compiler makes vector code of the XOR loop; that of Reed-Solomon has
-//! kernels of its own, chosen when it runs ([`kernel`]).
+//! No dependencies. Kernels do not allocate; which one is the fastest here is found when it runs ([`kernel`]).
 
 pub mod gf;
 pub mod kernel;
+mod matrix;
 pub mod rs;
 mod solve;
 
@@ -13,18 +13,7 @@ pub use solve::Way;
 /// Adds `data` into `parity`: `parity[i] ^= data[i]`. `data` may be shorter than `parity` (the missing
 /// rest counts as zeros), never longer.
 pub fn xor_into(parity: &mut [u8], data: &[u8]) {
-    assert!(data.len() <= parity.len(), "a contribution is no longer than its parity");
-    let parity = &mut parity[..data.len()];
-    let mut p = parity.chunks_exact_mut(32);
-    let mut d = data.chunks_exact(32);
-    for (p, d) in (&mut p).zip(&mut d) {
-        for (p, d) in p.iter_mut().zip(d) {
-            *p ^= d;
-        }
-    }
-    for (p, d) in p.into_remainder().iter_mut().zip(d.remainder()) {
-        *p ^= d;
-    }
+    rs::mul_into(parity, data, 1);
 }
 
 #[cfg(test)]

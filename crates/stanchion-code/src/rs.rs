@@ -7,6 +7,7 @@
 
 use crate::gf::{inverse, mul};
 use crate::kernel::Kernel;
+pub use crate::matrix::Matrix;
 use std::fmt;
 
 /// Data and parities of one code together: as many as the field has elements, which name them.
@@ -174,11 +175,7 @@ pub(crate) fn inverted(mut rows: Vec<Vec<u8>>) -> Option<Vec<Vec<u8>>> {
 /// # Panics
 /// If `data` is longer than `sum`.
 pub fn mul_into(sum: &mut [u8], data: &[u8], by: u8) {
-    match by {
-        0 => assert!(data.len() <= sum.len(), "a contribution is no longer than its parity"),
-        1 => crate::xor_into(sum, data),
-        _ => Kernel::best().mul_into(sum, data, by),
-    }
+    Kernel::best().mul_into(sum, data, by);
 }
 
 #[cfg(test)]

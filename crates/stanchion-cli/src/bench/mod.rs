@@ -2,6 +2,7 @@
 
 mod aggregate;
 mod blocked;
+mod code;
 mod job;
 mod overhead;
 mod pool;
@@ -24,6 +25,7 @@ pub fn bench(args: &BenchArgs) -> Result<Exit, Failed> {
         Bench::Blocked(args) => blocked::run(args),
         Bench::BlockedRanks(args) => blocked::ranks(args),
         Bench::BlockedRank(args) => blocked::rank(args),
+        Bench::Code(args) => code::run(args),
         Bench::Overhead(args) => overhead::run(args),
         Bench::OverheadRanks(args) => overhead::ranks(args),
         Bench::OverheadRank(args) => overhead::rank(args),
