@@ -156,15 +156,7 @@ impl World {
             self.ctrl_gone(c);
         }
         self.reset_links_of(Peer::Agent(id));
-        let mut closed = Vec::new();
-        for (app, a) in (0..).zip(&self.apps) {
-            for (rank, r) in (0..).zip(&a.ranks) {
-                if r.alive && r.agent == id {
-                    closed.push((app, rank));
-                }
-            }
-        }
-        for (app, rank) in closed {
+        for (app, rank) in self.ranks_on(id) {
             self.push(100, Event::Rank(app, rank, RankEvent::Closed));
         }
         self.maybe_next_run();
@@ -172,16 +164,9 @@ impl World {
 
     /// Ends the processes behind connections; all of the agent's if none is named.
     fn end_ranks(&mut self, id: AgentId, conns: &[ConnId]) {
-        let mut dying = Vec::new();
-        for (app, a) in (0..).zip(&self.apps) {
-            for (rank, r) in (0..).zip(&a.ranks) {
-                let connected = r.agent == id && r.conn.is_some();
-                let named = conns.is_empty() || r.conn.is_some_and(|c| conns.contains(&c));
-                if r.alive && connected && named {
-                    dying.push((app, rank));
-                }
-            }
-        }
+        let named = |c| conns.is_empty() || conns.contains(&c);
+        let mut dying = self.ranks_on(id);
+        dying.retain(|(app, rank)| self.apps[*app].ranks[*rank].conn.is_some_and(named));
         for (app, rank) in dying {
             self.kill_rank(app, rank, 137);
         }

@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 /// A controller process; numbers grow over the whole history.
 pub type CtrlId = u32;
 /// The place of a runner that is on no node.
-pub const RUNNER_PLACE: u32 = 40;
+pub const RUNNER_PLACE: u32 = u32::MAX;
 /// After this much virtual time everything must have ended, microseconds.
 pub const END_US: u64 = 900_000_000;
 

@@ -57,8 +57,9 @@ impl Coll {
     fn merged(&self) -> Contrib {
         let mut all = self.own.clone();
         for kid in self.kids.values() {
-            merge(&mut all, kid);
+            add(&mut all, kid);
         }
+        all.ranges = join_ranges(all.ranges);
         if let Some(trouble) = &self.urgent {
             all.trouble = Some(trouble.clone());
         }
@@ -68,6 +69,12 @@ impl Coll {
 
 /// Adds `b` to `a`.
 pub(super) fn merge(a: &mut Contrib, b: &Contrib) {
+    add(a, b);
+    a.ranges = join_ranges(std::mem::take(&mut a.ranges));
+}
+
+/// The same, but for the ranges, which are only put behind each other.
+fn add(a: &mut Contrib, b: &Contrib) {
     if a.disagree.is_none() {
         a.disagree = b.disagree;
     }
@@ -97,7 +104,6 @@ pub(super) fn merge(a: &mut Contrib, b: &Contrib) {
     a.files += b.files;
     a.times = a.times.with(b.times);
     a.ranges.extend_from_slice(&b.ranges);
-    a.ranges = join_ranges(std::mem::take(&mut a.ranges));
     a.slots.extend_from_slice(&b.slots);
     if a.size == 0 {
         a.size = b.size;
