@@ -50,9 +50,15 @@ impl World {
     /// Gives an event to an agent and does what it says.
     pub(crate) fn agent_event(&mut self, id: AgentId, via: Option<CtrlId>, event: AgentEvent) {
         let now = self.clock();
-        let Some(proc) = self.agents.get_mut(&id).filter(|p| p.alive) else { return };
+        let Some(place) = self.agents.get(&id).filter(|p| p.alive).map(|p| p.place) else { return };
+        let paid = match &event {
+            AgentEvent::Message { msg, .. } => self.cost_enter(place, Some(msg), false),
+            event => self.cost_enter(place, None, matches!(event, AgentEvent::RankRequest { .. })),
+        };
+        let Some(proc) = self.agents.get_mut(&id) else { return };
         let agent = &mut proc.agent;
         let stepped = crate::in_core(|| agent.step(now, event));
+        self.cost_stepped(paid.as_ref());
         let Some(actions) = stepped else {
             return self.violate("FM-V5", format!("agent {id} panicked: {}", crate::last_panic()));
         };
@@ -68,6 +74,7 @@ impl World {
             self.judge_agent_action(id, &action, leaves);
             self.agent_action(id, via, action);
         }
+        self.cost_leave(paid);
     }
 
     fn agent_action(&mut self, id: AgentId, via: Option<CtrlId>, action: AgentAction) {
@@ -86,7 +93,8 @@ impl World {
                 if self.children.contains_key(&conn) {
                     self.child_answered(conn, *answer);
                 } else if let Some((app, rank)) = self.conns.get(&conn).copied() {
-                    let delay = 10 + self.rng.below(300);
+                    let chance = 10 + self.rng.below(300);
+                    let delay = self.cost_handed(id).unwrap_or(chance);
                     self.push(delay, Event::Rank(app, rank, RankEvent::Answer(answer)));
                 }
             }

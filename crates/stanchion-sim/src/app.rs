@@ -297,7 +297,8 @@ impl World {
         if r.hangs {
             return;
         }
-        let delay = 10 + self.rng.below(500);
+        let chance = 10 + self.rng.below(500);
+        let delay = if self.costs.is_some() { 0 } else { chance };
         self.push(delay, Event::Request(agent, conn, Box::new(request)));
     }
 
@@ -308,12 +309,14 @@ impl World {
 
     fn rank_waits(&mut self, app: usize, rank: usize, state: State, us: u64) {
         self.rank(app, rank).state = state;
-        let delay = us / 2 + self.rng.below(us.max(1));
-        self.push(delay, Event::Rank(app, rank, RankEvent::Go));
+        let chance = us / 2 + self.rng.below(us.max(1));
+        let priced = (state == State::Writing).then(|| self.cost_writing()).flatten();
+        self.push(priced.unwrap_or(chance), Event::Rank(app, rank, RankEvent::Go));
     }
 
     fn rank_answer(&mut self, app: usize, rank: usize, answer: Answer) {
         let state = self.rank(app, rank).state;
+        self.cost_answered(app, rank);
         self.note(|| format!("    rank {rank} {state:?} gets {}", short(&answer)));
         self.judge_answer(app, rank, state, &answer);
         if self.violation.is_some() {

@@ -57,6 +57,10 @@ impl World {
             return;
         }
         let copies = 1 + u32::from(self.rng.chance(twice) && !local);
+        if let Some(at) = self.cost_sent(here, &msg) {
+            let tie = self.rng.bits();
+            return self.push_at(at, tie, Event::Msg { from, to, msg: Box::new(msg) });
+        }
         let mut msg = Some(Box::new(msg));
         for left in (0..copies).rev() {
             let mut at = self.now + 20 + self.rng.below(self.sc.hop_us);

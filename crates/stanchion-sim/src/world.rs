@@ -218,6 +218,8 @@ pub struct World {
     pub violation: Option<Violation>,
     /// Lines of the history, if wanted.
     pub trace: Option<Vec<String>>,
+    /// Prices of messages, if time is not chance.
+    pub(crate) costs: Option<Box<crate::cost::Costs>>,
 }
 
 impl World {
@@ -249,6 +251,7 @@ impl World {
             armed: Vec::new(),
             violation: None,
             trace: trace.then(Vec::new),
+            costs: None,
         };
         for (i, fault) in w.sc.faults.clone().into_iter().enumerate() {
             match fault.when {
@@ -263,7 +266,15 @@ impl World {
 
     /// Runs the history to its end or to a broken rule.
     pub fn run(&mut self) {
-        while self.violation.is_none() {
+        self.run_while(|_| true);
+        if self.violation.is_none() {
+            self.judge_end();
+        }
+    }
+
+    /// Runs it as long as there is anything to do, no rule is broken, and it is wanted.
+    pub fn run_while(&mut self, wanted: impl Fn(&World) -> bool) {
+        while self.violation.is_none() && wanted(self) {
             let Some(Reverse(next)) = self.queue.pop() else { break };
             self.now = next.at;
             if self.now > END_US {
@@ -277,9 +288,6 @@ impl World {
             self.events += 1;
             self.hash = mix(self.hash ^ next.at ^ next.n.rotate_left(32));
             self.handle(next.event);
-        }
-        if self.violation.is_none() {
-            self.judge_end();
         }
     }
 
@@ -390,6 +398,7 @@ impl World {
             Event::Link { at, gone } => self.link_gone(at, gone),
             Event::Up(c, a) => self.ctrl_link_up(c, a),
             Event::Request(a, conn, request) => {
+                self.cost_asked(&request, self.conns.get(&conn).copied());
                 let event = AgentEvent::RankRequest { conn, request: *request };
                 self.agent_event(a, None, event);
             }
