@@ -2,6 +2,7 @@
 
 mod aggregate;
 mod blocked;
+mod commit;
 mod job;
 mod overhead;
 mod pool;
@@ -24,6 +25,9 @@ pub fn bench(args: &BenchArgs) -> Result<Exit, Failed> {
         Bench::Blocked(args) => blocked::run(args),
         Bench::BlockedRanks(args) => blocked::ranks(args),
         Bench::BlockedRank(args) => blocked::rank(args),
+        Bench::Commit(args) => commit::run(args),
+        Bench::CommitRanks(args) => commit::ranks(args),
+        Bench::CommitRank(args) => commit::rank(args),
         Bench::Overhead(args) => overhead::run(args),
         Bench::OverheadRanks(args) => overhead::ranks(args),
         Bench::OverheadRank(args) => overhead::rank(args),
