@@ -18,6 +18,9 @@ const SAMPLES_MAX: usize = 20_000;
 /// Ranks that meet say complete at the next multiple of this, microseconds.
 const MEET_US: u64 = 500_000;
 
+/// Ends of a message within a node: both, between a rank and its agent; a thread's waking, and its answer.
+const WITHIN: u64 = 2;
+
 /// What core takes for a step, nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub enum Handling {
@@ -33,7 +36,7 @@ pub enum Handling {
 pub struct Cost {
     /// From node to node, nanoseconds.
     pub hop_ns: u64,
-    /// Each end spends this on a message (between a rank and its agent: the node, twice), nanoseconds.
+    /// Each end spends this on a message, nanoseconds; within a node both ends are the node's.
     pub message_ns: u64,
     /// What core takes.
     pub handling: Handling,
@@ -134,9 +137,7 @@ impl World {
         let core = (0..costs.cores.len()).min_by_key(|c| costs.cores[*c]);
         let free = core.map_or(0, |c| costs.cores[c]);
         let mut start = now.max(costs.busy[place]).max(free);
-        if msg.is_some() || asked {
-            start += costs.cost.message_ns;
-        }
+        start += costs.cost.message_ns * if asked { WITHIN } else { u64::from(msg.is_some()) };
         let mut step = Step { place, core, began: 0, kind: "", sample: msg.is_some() };
         if let Handling::Measured(clock) = costs.cost.handling {
             step.kind = msg.map_or("other", kind);
@@ -198,7 +199,7 @@ impl World {
         let place = self.agents.get(&id)?.place as usize;
         let costs = self.costs.as_mut()?;
         let busy = &mut costs.busy[place];
-        *busy = (now * 1000).max(*busy) + costs.cost.message_ns;
+        *busy = (now * 1000).max(*busy) + WITHIN * costs.cost.message_ns;
         Some((*busy / 1000).saturating_sub(now))
     }
 

@@ -19,8 +19,8 @@ const GOALS: &[(u32, f64)] = &[(1_024, 100.0), (16_384, 1_000.0)];
 const MODEL_GOAL: f64 = 1.5;
 /// Checkpoints that a calibrating run of the model makes.
 const MODEL_ROUNDS: usize = 9;
-/// Real agents from which the price of a message on this machine is taken.
-const CALIBRATED_BY: [u32; 2] = [8, 16];
+/// Of the real agents a fourth and a half are those from which the price of a message on this machine is taken.
+const CALIBRATED_BY: [u32; 2] = [4, 2];
 /// Prices of a hop that are tried, microseconds.
 const HOPS_US: [f64; 7] = [0.0, 10.0, 20.0, 50.0, 100.0, 200.0, 400.0];
 /// The price of a message is looked for up to here, microseconds, in so many halvings.
@@ -173,7 +173,8 @@ fn beside(args: &CommitArgs) -> Result<Vec<Row>, Failed> {
     let dir = scratch.add(&args.disk, "commit").or_exit(Exit::Storage)?;
     let mut rows = Vec::new();
     let mut medians = Vec::new();
-    for nodes in CALIBRATED_BY.into_iter().chain([args.real]) {
+    let few = CALIBRATED_BY.map(|of| (args.real / of).max(2));
+    for nodes in few.into_iter().chain([args.real]) {
         out::say(&format!("{nodes} real agents"));
         let commits = spread(&real::commits(args, nodes, &dir)?);
         rows.push(fact(format!("commit, {nodes} real agents"), commits.median, "ms"));
