@@ -141,9 +141,9 @@ impl World {
         let mut step = Step { place, core, began: 0, kind: "", sample: msg.is_some() };
         if let Handling::Measured(clock) = costs.cost.handling {
             step.kind = msg.map_or("other", kind);
-            if let Some(msg) = msg {
-                let decoded = coded(msg, clock).1;
-                start += decoded;
+            // Plans are large, and nobody waits for them with a commit.
+            if let Some(msg) = msg.filter(|m| !matches!(m, Msg::Install(_))) {
+                start += coded(msg, clock).1;
             }
             step.began = clock();
         }
