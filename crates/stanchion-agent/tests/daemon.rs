@@ -245,7 +245,7 @@ async fn agents_reach_each_other_and_see_each_other_go() {
     // FM-F2
     let dir = tempfile::tempdir().unwrap();
     let mut b = start(2, dir.path(), Box::new(usual)).await;
-    let addresses = vec![b.address()];
+    let addresses: std::sync::Arc<[_]> = [b.address()].into();
     let respond = move |event: &AgentEvent| match event {
         AgentEvent::Message { from: PeerId::Controller, .. } => vec![
             AgentAction::Addresses(addresses.clone()),

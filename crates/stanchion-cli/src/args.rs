@@ -258,6 +258,14 @@ pub enum Bench {
     BlockedRank(BlockedRankArgs),
     /// The codes on one core: XOR beside memcpy, Reed-Solomon beside Intel ISA-L
     Code(CodeArgs),
+    /// Time that ranks wait for the agreement on a dataset, by the number of nodes: simulated, and real ones beside it
+    Commit(CommitArgs),
+    /// The job of `bench commit`
+    #[command(hide = true)]
+    CommitRanks(CommitRankArgs),
+    /// A rank of it
+    #[command(hide = true)]
+    CommitRank(CommitRankArgs),
     /// Time that checkpoints cost a job which computes, with what is done behind it
     Overhead(OverheadArgs),
     /// The job of `bench overhead`
@@ -294,6 +302,57 @@ pub struct CodeArgs {
     /// Exit with 1 if a goal is missed
     #[arg(long)]
     pub check: bool,
+}
+
+/// `stanchion bench commit`.
+#[derive(Debug, Args)]
+pub struct CommitArgs {
+    /// Simulated nodes
+    #[arg(long, value_delimiter = ',', default_value = "64,256,1024,4096,16384")]
+    pub nodes: Vec<u32>,
+    /// Ranks of each
+    #[arg(long, default_value_t = 1)]
+    pub ranks_per_node: u32,
+    /// Checkpoints of each number of nodes
+    #[arg(long, default_value_t = 5)]
+    pub rounds: u32,
+    /// From node to node
+    #[arg(long, value_name = "US", default_value_t = 50.0)]
+    pub hop_us: f64,
+    /// What each of both ends spends on a message
+    #[arg(long, value_name = "US", default_value_t = 10.0)]
+    pub message_us: f64,
+    /// What an agent takes to handle a message; measured in this run if it is not given
+    #[arg(long, value_name = "US")]
+    pub handling_us: Option<f64>,
+    /// Real agents on this machine; 0: none
+    #[arg(long, default_value_t = 64)]
+    pub real: u32,
+    /// Checkpoints of them
+    #[arg(long, default_value_t = 100)]
+    pub real_rounds: u32,
+    /// A directory for what the job needs
+    #[arg(long, value_name = "DIR", default_value = "/tmp")]
+    pub disk: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Exit with 1 if a goal is missed
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// Inside of `stanchion bench commit`.
+#[derive(Debug, Args)]
+pub struct CommitRankArgs {
+    #[arg(long, default_value_t = 0)]
+    pub rank: u32,
+    #[arg(long)]
+    pub ranks: u32,
+    #[arg(long)]
+    pub rounds: u32,
+    #[arg(long)]
+    pub dir: PathBuf,
 }
 
 /// `stanchion bench pool`.

@@ -101,7 +101,7 @@ pub enum AgentAction {
         msg: Box<Msg>,
     },
     /// Who is who from now on; addresses for `Send` and for chunk requests.
-    Addresses(Vec<AgentAddr>),
+    Addresses(Arc<[AgentAddr]>),
     /// Answer a rank's outstanding request.
     Answer {
         /// On which connection.

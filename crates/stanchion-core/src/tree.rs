@@ -2,26 +2,31 @@
 
 use stanchion_format::ids::AgentId;
 
-/// The tree as one agent sees it. Agents that host no slot are not in it.
+/// The tree as one agent sees it: who is above and below it. Agents that host no slot are not in it.
 #[derive(Clone, Debug, Default)]
 pub struct Tree {
-    members: Vec<AgentId>,
+    root: Option<AgentId>,
     me: Option<usize>,
-    fanout: usize,
+    parent: Option<AgentId>,
+    children: Vec<AgentId>,
 }
 
 impl Tree {
     /// The tree over the agents that host `slots`, in the order of their first slots.
     pub fn new(slots: &[AgentId], fanout: u32, me: AgentId) -> Tree {
-        let mut members: Vec<AgentId> = Vec::new();
-        let mut seen = std::collections::BTreeSet::new();
-        for agent in slots {
-            if seen.insert(*agent) {
-                members.push(*agent);
-            }
-        }
+        let members = members(slots);
         let place = members.iter().position(|a| *a == me);
-        Tree { members, me: place, fanout: fanout.max(2) as usize }
+        let fanout = fanout.max(2) as usize;
+        let Some(place) = place else {
+            return Tree { root: members.first().copied(), ..Tree::default() };
+        };
+        let first = (place * fanout + 1).min(members.len());
+        Tree {
+            root: members.first().copied(),
+            me: Some(place),
+            parent: place.checked_sub(1).map(|before| members[before / fanout]),
+            children: members[first..(first + fanout).min(members.len())].to_vec(),
+        }
     }
 
     /// Am I in it?
@@ -36,21 +41,27 @@ impl Tree {
 
     /// The root, if there are members.
     pub fn root(&self) -> Option<AgentId> {
-        self.members.first().copied()
+        self.root
     }
 
     /// My parent, unless I am the root or not in it.
     pub fn parent(&self) -> Option<AgentId> {
-        self.me.filter(|me| *me > 0).map(|me| self.members[(me - 1) / self.fanout])
+        self.parent
     }
 
     /// My children.
     pub fn children(&self) -> &[AgentId] {
-        let Some(me) = self.me else { return &[] };
-        let len = self.members.len();
-        let first = (me * self.fanout + 1).min(len);
-        &self.members[first..(first + self.fanout).min(len)]
+        &self.children
     }
+}
+
+/// Each agent once, in the order of first slots. Sorting takes little: slots are in order but where spares took over.
+fn members(slots: &[AgentId]) -> Vec<AgentId> {
+    let mut first: Vec<(AgentId, u32)> = slots.iter().copied().zip(0..).collect();
+    first.sort();
+    first.dedup_by_key(|(agent, _)| *agent);
+    first.sort_by_key(|(_, slot)| *slot);
+    first.into_iter().map(|(agent, _)| agent).collect()
 }
 
 #[cfg(test)]

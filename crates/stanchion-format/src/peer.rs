@@ -11,6 +11,7 @@ use crate::ids::{
 use crate::layout::Sets;
 use crate::manifest::Manifest;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Frame kind of an [`Envelope`].
 pub const KIND_PEER: u16 = 8;
@@ -138,7 +139,7 @@ pub struct DatasetInfo {
     /// Number of files; 0 until complete.
     pub files: u64,
     /// Which ranks wrote on which slot; ordered by first rank.
-    pub placement: Vec<RankRange>,
+    pub placement: Arc<[RankRange]>,
 }
 
 /// `count` ranks from `first` on, on `slot`.
@@ -234,7 +235,7 @@ pub struct Plan {
     /// Which agent each slot is on. An agent may host several when the job winds down.
     pub slots: Vec<AgentId>,
     /// All living agents, spares included, and their addresses.
-    pub agents: Vec<AgentAddr>,
+    pub agents: Arc<[AgentAddr]>,
     /// Children of a node of the tree.
     pub fanout: u32,
     /// Datasets that go on. Others are discarded.
@@ -490,7 +491,7 @@ pub enum Msg {
         end_ranks: bool,
     },
     /// The decision.
-    Install(Box<Plan>),
+    Install(Arc<Plan>),
     /// All have installed it: restore your slots.
     Restore(Incarnation),
     /// All have restored: let ranks in.

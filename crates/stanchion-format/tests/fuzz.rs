@@ -48,7 +48,7 @@ fn info() -> DatasetInfo {
         chunk_bytes: 4096,
         bytes: 14_096,
         files: 3,
-        placement: vec![range(0, 0), range(2, 1)],
+        placement: [range(0, 0), range(2, 1)].into(),
     }
 }
 
@@ -131,7 +131,7 @@ fn envelopes() -> Vec<Envelope> {
         ranks: 2,
         ask: Some(Ask::NeedCheckpoint),
         trouble: Some(trouble()),
-        ranges: info().placement,
+        ranges: info().placement.to_vec(),
         ..Contrib::default()
     };
     let holding = DatasetHolding {

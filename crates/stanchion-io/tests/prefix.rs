@@ -233,7 +233,7 @@ fn a_record_is_immutable_and_fenced() {
     other.slots[0].1.0 ^= 1;
     assert_eq!(prefix.write_index(&other.seal()).unwrap_err().cause, Cause::State);
     let mut half = rec.clone();
-    half.info.placement.pop();
+    half.info.placement = half.info.placement[..half.info.placement.len() - 1].into();
     assert_eq!(prefix.write_index(&half.seal()).unwrap_err().cause, Cause::Malformed);
     fs.tamper(".stanchion/index/000000000001.1.0.json", |data| data[50] ^= 1);
     prefix.write_index(&rec).unwrap();

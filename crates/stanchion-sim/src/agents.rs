@@ -50,9 +50,15 @@ impl World {
     /// Gives an event to an agent and does what it says.
     pub(crate) fn agent_event(&mut self, id: AgentId, via: Option<CtrlId>, event: AgentEvent) {
         let now = self.clock();
-        let Some(proc) = self.agents.get_mut(&id).filter(|p| p.alive) else { return };
+        let Some(place) = self.agents.get(&id).filter(|p| p.alive).map(|p| p.place) else { return };
+        let paid = match &event {
+            AgentEvent::Message { msg, .. } => self.cost_enter(place, Some(msg), false),
+            event => self.cost_enter(place, None, matches!(event, AgentEvent::RankRequest { .. })),
+        };
+        let Some(proc) = self.agents.get_mut(&id) else { return };
         let agent = &mut proc.agent;
         let stepped = crate::in_core(|| agent.step(now, event));
+        self.cost_stepped(paid.as_ref());
         let Some(actions) = stepped else {
             return self.violate("FM-V5", format!("agent {id} panicked: {}", crate::last_panic()));
         };
@@ -68,6 +74,7 @@ impl World {
             self.judge_agent_action(id, &action, leaves);
             self.agent_action(id, via, action);
         }
+        self.cost_leave(paid);
     }
 
     fn agent_action(&mut self, id: AgentId, via: Option<CtrlId>, action: AgentAction) {
@@ -86,7 +93,8 @@ impl World {
                 if self.children.contains_key(&conn) {
                     self.child_answered(conn, *answer);
                 } else if let Some((app, rank)) = self.conns.get(&conn).copied() {
-                    let delay = 10 + self.rng.below(300);
+                    let chance = 10 + self.rng.below(300);
+                    let delay = self.cost_handed(id).unwrap_or(chance);
                     self.push(delay, Event::Rank(app, rank, RankEvent::Answer(answer)));
                 }
             }
@@ -156,15 +164,7 @@ impl World {
             self.ctrl_gone(c);
         }
         self.reset_links_of(Peer::Agent(id));
-        let mut closed = Vec::new();
-        for (app, a) in (0..).zip(&self.apps) {
-            for (rank, r) in (0..).zip(&a.ranks) {
-                if r.alive && r.agent == id {
-                    closed.push((app, rank));
-                }
-            }
-        }
-        for (app, rank) in closed {
+        for (app, rank) in self.ranks_on(id) {
             self.push(100, Event::Rank(app, rank, RankEvent::Closed));
         }
         self.maybe_next_run();
@@ -172,16 +172,9 @@ impl World {
 
     /// Ends the processes behind connections; all of the agent's if none is named.
     fn end_ranks(&mut self, id: AgentId, conns: &[ConnId]) {
-        let mut dying = Vec::new();
-        for (app, a) in (0..).zip(&self.apps) {
-            for (rank, r) in (0..).zip(&a.ranks) {
-                let connected = r.agent == id && r.conn.is_some();
-                let named = conns.is_empty() || r.conn.is_some_and(|c| conns.contains(&c));
-                if r.alive && connected && named {
-                    dying.push((app, rank));
-                }
-            }
-        }
+        let named = |c| conns.is_empty() || conns.contains(&c);
+        let mut dying = self.ranks_on(id);
+        dying.retain(|(app, rank)| self.apps[*app].ranks[*rank].conn.is_some_and(named));
         for (app, rank) in dying {
             self.kill_rank(app, rank, 137);
         }

@@ -13,6 +13,7 @@ use stanchion_format::ids::{AgentId, Key, Level, RankId, SlotId};
 use stanchion_format::index::cache_rank_dir;
 use stanchion_format::layout::block_slot;
 use stanchion_format::manifest::FileDecl;
+use std::collections::BTreeMap;
 
 /// Something happens to a rank.
 #[derive(Debug)]
@@ -123,6 +124,8 @@ pub struct App {
     pub nonce: u64,
     /// Its ranks.
     pub ranks: Vec<Rank>,
+    /// Those of each agent.
+    by_agent: BTreeMap<AgentId, Vec<usize>>,
     /// The launcher runs.
     pub alive: bool,
     killing: bool,
@@ -193,7 +196,7 @@ impl World {
         let app = self.apps.len();
         let nonce = mix(self.sc.seed ^ mix(app as u64 + 1));
         self.note(|| format!("launch {run} of {count} ranks on {slots:?}"));
-        let ranks = (0..count)
+        let ranks: Vec<Rank> = (0..count)
             .map(|r| {
                 let slot = block_slot(r, count, slots.len() as u32);
                 Rank {
@@ -219,11 +222,16 @@ impl World {
                 }
             })
             .collect();
+        let mut by_agent: BTreeMap<AgentId, Vec<usize>> = BTreeMap::new();
+        for (n, rank) in ranks.iter().enumerate() {
+            by_agent.entry(rank.agent).or_default().push(n);
+        }
         self.apps.push(App {
             ctrl: c,
             ctrl_lives: true,
             nonce,
             ranks,
+            by_agent,
             alive: true,
             killing: false,
             failed: None,
@@ -236,6 +244,17 @@ impl World {
             let delay = 1_000 + self.rng.below(60_000);
             self.push(delay, Event::Rank(app, rank, RankEvent::Start));
         }
+    }
+
+    /// Living ranks of an agent, of all launches.
+    pub(crate) fn ranks_on(&self, id: AgentId) -> Vec<(usize, usize)> {
+        (0..)
+            .zip(&self.apps)
+            .flat_map(|(app, a)| {
+                let mine = a.by_agent.get(&id).into_iter().flatten();
+                mine.filter(|r| a.ranks[**r].alive).map(move |r| (app, *r))
+            })
+            .collect()
     }
 
     pub(crate) fn rank(&mut self, app: usize, rank: usize) -> &mut Rank {
@@ -278,7 +297,8 @@ impl World {
         if r.hangs {
             return;
         }
-        let delay = 10 + self.rng.below(500);
+        let chance = 10 + self.rng.below(500);
+        let delay = if self.costs.is_some() { 0 } else { chance };
         self.push(delay, Event::Request(agent, conn, Box::new(request)));
     }
 
@@ -289,12 +309,14 @@ impl World {
 
     fn rank_waits(&mut self, app: usize, rank: usize, state: State, us: u64) {
         self.rank(app, rank).state = state;
-        let delay = us / 2 + self.rng.below(us.max(1));
-        self.push(delay, Event::Rank(app, rank, RankEvent::Go));
+        let chance = us / 2 + self.rng.below(us.max(1));
+        let priced = (state == State::Writing).then(|| self.cost_writing()).flatten();
+        self.push(priced.unwrap_or(chance), Event::Rank(app, rank, RankEvent::Go));
     }
 
     fn rank_answer(&mut self, app: usize, rank: usize, answer: Answer) {
         let state = self.rank(app, rank).state;
+        self.cost_answered(app, rank);
         self.note(|| format!("    rank {rank} {state:?} gets {}", short(&answer)));
         self.judge_answer(app, rank, state, &answer);
         if self.violation.is_some() {

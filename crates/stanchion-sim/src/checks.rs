@@ -9,7 +9,8 @@ use stanchion_format::ids::{AgentId, Incarnation, Key, RankId, SlotId};
 use stanchion_format::index::IndexRecord;
 use stanchion_format::layout::block_slot;
 use stanchion_format::peer::DatasetInfo;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 impl World {
     fn host(&self, slot: SlotId) -> Option<AgentId> {
@@ -18,6 +19,23 @@ impl World {
 
     fn slot_of(&self, rank: RankId) -> SlotId {
         block_slot(rank.0, self.sc.app.ranks, self.sc.nodes)
+    }
+
+    /// The ranks of a slot: those that `slot_of` puts there, which are neighbours.
+    fn ranks_of(&self, slot: SlotId) -> Range<RankId> {
+        let first = |slot: u32| {
+            let (mut low, mut high) = (0, self.sc.app.ranks);
+            while low < high {
+                let middle = low.midpoint(high);
+                if self.slot_of(RankId(middle)).0 < slot {
+                    low = middle + 1;
+                } else {
+                    high = middle;
+                }
+            }
+            RankId(low)
+        };
+        first(slot.0)..first(slot.0 + 1)
     }
 
     /// Did every rank say yes, and is every byte where it was written?
@@ -51,8 +69,7 @@ impl World {
         let Some(truth) = self.judge.truth.get(&key) else { return Vec::new() };
         truth
             .files
-            .iter()
-            .filter(|(rank, _)| self.slot_of(**rank) == slot)
+            .range(self.ranks_of(slot))
             .flat_map(|(_, files)| files.values())
             .flat_map(|bytes| bytes.chunks(chunk_bytes as usize))
             .collect()
@@ -63,13 +80,12 @@ impl World {
         let sets = &p.info.sets;
         let (k, m) = sets.code(slot);
         let Ok(code) = Code::new(k as usize, m as usize) else { return Ok(()) };
-        let chunks: Vec<Vec<&[u8]>> = (0..sets.slots)
-            .map(|s| match sets.members(slot).contains(&SlotId(s)) {
-                true => self.chunks(key, p.info.chunk_bytes, SlotId(s)),
-                false => Vec::new(),
-            })
+        let chunks: BTreeMap<SlotId, Vec<&[u8]>> = sets
+            .members(slot)
+            .into_iter()
+            .map(|s| (s, self.chunks(key, p.info.chunk_bytes, s)))
             .collect();
-        let count = |s: SlotId| chunks[s.0 as usize].len() as u64;
+        let count = |s: SlotId| chunks.get(&s).map_or(0, |c| c.len() as u64);
         let Some(proc) = self.host(slot).and_then(|a| self.agents.get(&a)).filter(|a| a.alive)
         else {
             return Ok(());
@@ -77,7 +93,7 @@ impl World {
         for stripe in sets.held(slot, count) {
             let mut sum: Vec<u8> = Vec::new();
             for part in sets.parts(slot, stripe, count) {
-                let bytes = chunks[part.slot.0 as usize][part.chunk as usize];
+                let bytes = chunks[&part.slot][part.chunk as usize];
                 sum.resize(sum.len().max(bytes.len()), 0);
                 let row = sets.row(slot, stripe) as usize;
                 let by = code.coefficient(row, part.column as usize);
@@ -111,7 +127,7 @@ impl World {
         else {
             return false;
         };
-        truth.files.iter().filter(|(rank, _)| self.slot_of(**rank) == slot).all(|(rank, files)| {
+        truth.files.range(self.ranks_of(slot)).all(|(rank, files)| {
             files.iter().all(|(path, bytes)| {
                 proc.store.files.get(&(key, slot, *rank, path.clone())) == Some(bytes)
             })

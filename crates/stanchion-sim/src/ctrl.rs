@@ -10,8 +10,8 @@ use stanchion_format::ids::{AgentId, Epoch};
 use stanchion_format::peer::{AgentAddr, Msg};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Agents of one run have numbers from run * this on.
-pub const RUN_STRIDE: u32 = 100;
+/// Agents of one run have numbers from run * this on, or the next power of ten that has room.
+const RUN_STRIDE: u32 = 100;
 /// Times that a controller that is done says "leave" until it ends its process.
 const LEAVE_TRIES: u32 = 8;
 
@@ -59,8 +59,12 @@ impl World {
             bugs: self.sc.bugs,
         };
         let c = self.start_ctrl(cfg, None, RUNNER_PLACE);
+        let mut stride = RUN_STRIDE;
+        while stride < nodes + spares {
+            stride *= 10;
+        }
         for i in 0..nodes + spares {
-            let id = AgentId(self.run * RUN_STRIDE + i);
+            let id = AgentId(self.run * stride + i);
             self.start_agent(id, i);
             let delay = 1_000 + self.rng.below(100_000);
             self.push(delay, Event::Up(c, id));

@@ -9,6 +9,7 @@ pub mod agents;
 pub mod app;
 mod checks;
 pub mod child;
+pub mod cost;
 pub mod ctrl;
 pub mod fault;
 pub mod hunt;

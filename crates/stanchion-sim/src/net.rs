@@ -6,21 +6,31 @@ use stanchion_core::api::{AgentEvent, ControllerEvent};
 use stanchion_format::ids::{AgentId, PeerId};
 use stanchion_format::peer::{Holdings, Msg, Record, Report};
 
+/// The runner in the masks of partitions.
+const RUNNER_BIT: u32 = 40;
+
+/// A place in the masks of partitions; of many nodes only the first can be cut off.
+pub(crate) fn place_bit(place: u32) -> u64 {
+    match place {
+        RUNNER_PLACE => 1 << RUNNER_BIT,
+        node if node < RUNNER_BIT => 1 << node,
+        _ => 0,
+    }
+}
+
 impl World {
     /// Are two places cut off from each other now?
     pub fn cut(&self, a: u32, b: u32) -> bool {
-        let bit = |p: u32| 1u64 << p.min(RUNNER_PLACE);
-        self.cuts
-            .iter()
-            .any(|(mask, until)| *until > self.now && (mask & bit(a) != 0) != (mask & bit(b) != 0))
+        self.cuts.iter().any(|(mask, until)| {
+            *until > self.now && (mask & place_bit(a) != 0) != (mask & place_bit(b) != 0)
+        })
     }
 
     /// When the last cut between two places heals.
     fn healed(&self, a: u32, b: u32) -> u64 {
-        let bit = |p: u32| 1u64 << p.min(RUNNER_PLACE);
         self.cuts
             .iter()
-            .filter(|(mask, _)| (mask & bit(a) != 0) != (mask & bit(b) != 0))
+            .filter(|(mask, _)| (mask & place_bit(a) != 0) != (mask & place_bit(b) != 0))
             .map(|(_, until)| *until)
             .max()
             .unwrap_or(0)
@@ -36,10 +46,8 @@ impl World {
             Msg::Report(_, _, Report::Level(..)) => self.moment(Moment::Level),
             _ => {}
         }
-        if let (Peer::Agent(a), Peer::Agent(b)) = (from, to)
-            && let Some(p) = self.agents.get_mut(&a)
-        {
-            p.peers.insert(b);
+        if let (Peer::Agent(a), Peer::Agent(b)) = (from, to) {
+            self.know_each_other(a, b);
         }
         let Some(here) = self.place(from) else { return };
         let Some(there) = self.place(to) else { return self.refuse(from, to) };
@@ -50,7 +58,12 @@ impl World {
             return;
         }
         let copies = 1 + u32::from(self.rng.chance(twice) && !local);
-        for _ in 0..copies {
+        if let Some(at) = self.cost_sent(here, &msg) {
+            let tie = self.rng.bits();
+            return self.push_at(at, tie, Event::Msg { from, to, msg: Box::new(msg) });
+        }
+        let mut msg = Some(Box::new(msg));
+        for left in (0..copies).rev() {
             let mut at = self.now + 20 + self.rng.below(self.sc.hop_us);
             if self.rng.chance(slow) && !local {
                 at += self.rng.below(4_000_000);
@@ -61,7 +74,20 @@ impl World {
                 *last = at;
             }
             let tie = self.rng.bits();
-            self.push_at(at, tie, Event::Msg { from, to, msg: Box::new(msg.clone()) });
+            let this = if left > 0 { msg.clone() } else { msg.take() };
+            let Some(msg) = this else { return };
+            self.push_at(at, tie, Event::Msg { from, to, msg });
+        }
+    }
+
+    /// Whoever of the two dies, the other has a connection to it that breaks.
+    fn know_each_other(&mut self, a: AgentId, b: AgentId) {
+        for (one, other) in [(a, b), (b, a)] {
+            if let Some(p) = self.agents.get_mut(&one)
+                && !p.peers.contains(&other)
+            {
+                p.peers.insert(other);
+            }
         }
     }
 
@@ -90,9 +116,6 @@ impl World {
         match (from, to) {
             (Peer::Agent(a), Peer::Agent(b)) => {
                 let event = AgentEvent::Message { from: PeerId::Agent(a), msg };
-                if let Some(p) = self.agents.get_mut(&b) {
-                    p.peers.insert(a);
-                }
                 self.agent_event(b, None, event);
             }
             (Peer::Ctrl(c), Peer::Agent(b)) => {
@@ -135,12 +158,8 @@ impl World {
         match gone {
             Peer::Agent(a) => {
                 let peers = self.agents.get(&a).map(|p| p.peers.clone()).unwrap_or_default();
-                others.extend(
-                    self.agents
-                        .iter()
-                        .filter(|(b, p)| p.alive && (peers.contains(b) || p.peers.contains(&a)))
-                        .map(|(b, _)| Peer::Agent(*b)),
-                );
+                let alive = |b: &AgentId| self.agents.get(b).is_some_and(|p| p.alive);
+                others.extend(peers.into_iter().filter(alive).map(Peer::Agent));
                 others.extend(
                     self.ctrls
                         .iter()

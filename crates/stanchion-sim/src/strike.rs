@@ -1,6 +1,7 @@
 //! Faults strike.
 
 use crate::fault::What;
+use crate::net::place_bit;
 use crate::rng::Rng;
 use crate::world::{Event, Peer, RUNNER_PLACE, World};
 use stanchion_format::ids::{AgentId, Key, SlotId};
@@ -60,7 +61,7 @@ impl World {
                 }
             }
             What::Partition(mask, runner, ms) => {
-                let mask = u64::from(mask) | if runner { 1 << RUNNER_PLACE } else { 0 };
+                let mask = u64::from(mask) | if runner { place_bit(RUNNER_PLACE) } else { 0 };
                 self.cuts.push((mask, self.now + ms * 1000));
             }
             What::ResetLink(a, b) => {
@@ -98,12 +99,7 @@ impl World {
     /// These nodes die.
     pub(crate) fn strike_agents(&mut self, agents: &[AgentId]) {
         for a in agents {
-            let doomed: Vec<(usize, usize)> = (0..)
-                .zip(&self.apps)
-                .flat_map(|(app, x)| (0..).zip(&x.ranks).map(move |(r, rank)| (app, r, rank)))
-                .filter(|(_, _, rank)| rank.alive && rank.agent == *a)
-                .map(|(app, r, _)| (app, r))
-                .collect();
+            let doomed = self.ranks_on(*a);
             self.kill_agent(*a);
             for (app, rank) in doomed {
                 self.kill_rank(app, rank, 137);

@@ -85,7 +85,8 @@ impl World {
     }
 
     fn next_step(&mut self, id: AgentId, task: TaskId, wanted: bool) {
-        let delay = 100 + self.rng.below(self.sc.work_us);
+        let chance = 100 + self.rng.below(self.sc.work_us);
+        let delay = self.cost_handed(id).unwrap_or(chance);
         self.push(delay, Event::Task(id, task, wanted));
     }
 

@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 /// A controller process; numbers grow over the whole history.
 pub type CtrlId = u32;
 /// The place of a runner that is on no node.
-pub const RUNNER_PLACE: u32 = 40;
+pub const RUNNER_PLACE: u32 = u32::MAX;
 /// After this much virtual time everything must have ended, microseconds.
 pub const END_US: u64 = 900_000_000;
 
@@ -220,6 +220,8 @@ pub struct World {
     pub violation: Option<Violation>,
     /// Lines of the history, if wanted.
     pub trace: Option<Vec<String>>,
+    /// Prices of messages, if time is not chance.
+    pub(crate) costs: Option<Box<crate::cost::Costs>>,
 }
 
 impl World {
@@ -251,6 +253,7 @@ impl World {
             armed: Vec::new(),
             violation: None,
             trace: trace.then(Vec::new),
+            costs: None,
         };
         for (i, fault) in w.sc.faults.clone().into_iter().enumerate() {
             match fault.when {
@@ -265,7 +268,15 @@ impl World {
 
     /// Runs the history to its end or to a broken rule.
     pub fn run(&mut self) {
-        while self.violation.is_none() {
+        self.run_while(|_| true);
+        if self.violation.is_none() {
+            self.judge_end();
+        }
+    }
+
+    /// Runs it as long as there is anything to do, no rule is broken, and it is wanted.
+    pub fn run_while(&mut self, wanted: impl Fn(&World) -> bool) {
+        while self.violation.is_none() && wanted(self) {
             let Some(Reverse(next)) = self.queue.pop() else { break };
             self.now = next.at;
             if self.now > END_US {
@@ -279,9 +290,6 @@ impl World {
             self.events += 1;
             self.hash = mix(self.hash ^ next.at ^ next.n.rotate_left(32));
             self.handle(next.event);
-        }
-        if self.violation.is_none() {
-            self.judge_end();
         }
     }
 
@@ -392,6 +400,7 @@ impl World {
             Event::Link { at, gone } => self.link_gone(at, gone),
             Event::Up(c, a) => self.ctrl_link_up(c, a),
             Event::Request(a, conn, request) => {
+                self.cost_asked(&request, self.conns.get(&conn).copied());
                 let event = AgentEvent::RankRequest { conn, request: *request };
                 self.agent_event(a, None, event);
             }

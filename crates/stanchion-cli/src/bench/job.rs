@@ -10,9 +10,23 @@ use std::process::{Child, Command, Stdio};
 
 /// `stanchion run` of one node, of this program: what it runs is to be added.
 pub(super) fn in_job(prefix: &Path, sets: &[&str]) -> anyhow::Result<Command> {
+    in_job_of(1, prefix, sets)
+}
+
+/// The same of so many nodes.
+pub(super) fn in_job_of(nodes: u32, prefix: &Path, sets: &[&str]) -> anyhow::Result<Command> {
     let me = std::env::current_exe()?;
     let mut command = Command::new(&me);
-    command.args(["run", "--nodes", "1", "--name", "bench", "--runs-max", "1", "--from-scratch"]);
+    command.args([
+        "run",
+        "--nodes",
+        &nodes.to_string(),
+        "--name",
+        "bench",
+        "--runs-max",
+        "1",
+        "--from-scratch",
+    ]);
     for set in sets {
         command.args(["--set", set]);
     }

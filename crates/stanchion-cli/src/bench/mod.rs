@@ -3,6 +3,7 @@
 mod aggregate;
 mod blocked;
 mod code;
+mod commit;
 mod job;
 mod overhead;
 mod pool;
@@ -26,6 +27,9 @@ pub fn bench(args: &BenchArgs) -> Result<Exit, Failed> {
         Bench::BlockedRanks(args) => blocked::ranks(args),
         Bench::BlockedRank(args) => blocked::rank(args),
         Bench::Code(args) => code::run(args),
+        Bench::Commit(args) => commit::run(args),
+        Bench::CommitRanks(args) => commit::ranks(args),
+        Bench::CommitRank(args) => commit::rank(args),
         Bench::Overhead(args) => overhead::run(args),
         Bench::OverheadRanks(args) => overhead::ranks(args),
         Bench::OverheadRank(args) => overhead::rank(args),

@@ -332,7 +332,7 @@ fn record(
         files: manifests.iter().map(|m| m.files.len() as u64).sum(),
         placement: [0, 1]
             .map(|s| RankRange { first: RankId(2 * s), count: 2, slot: SlotId(s) })
-            .to_vec(),
+            .into(),
     };
     let slots = manifests.iter().map(|m| (m.slot, m.crc())).collect();
     IndexRecord {

@@ -8,7 +8,7 @@
 use super::{Agent, Phase, RESEND_MS};
 use crate::api::Millis;
 use crate::bugs::Bug;
-use stanchion_format::ids::{AgentId, PeerId, RankId};
+use stanchion_format::ids::{AgentId, PeerId, RankId, SlotId};
 use stanchion_format::peer::{Cause, CollId, Contrib, Msg, RankRange, Trouble, Verdict};
 use std::collections::BTreeMap;
 
@@ -31,6 +31,8 @@ pub(super) struct Coll {
     /// When it was first heard of.
     pub since: Millis,
     sent: Option<Millis>,
+    /// There is something new to send up, which waits for more or for the next tick.
+    unsent: bool,
     /// At the root: the merged contribution was handed to the decision.
     pub asked: bool,
     /// The answer.
@@ -48,17 +50,31 @@ impl Coll {
             urgent: None,
             since: now,
             sent: None,
+            unsent: false,
             asked: false,
             verdict: None,
             delivered: false,
         }
     }
 
+    /// All parts that are here.
+    fn parts(&self) -> impl Iterator<Item = &Contrib> {
+        std::iter::once(&self.own).chain(self.kids.values())
+    }
+
+    /// Of `merged` what tells whether all ranks have come: their number, what it should be, and any trouble.
+    fn counted(&self) -> (u32, u32, bool) {
+        let size = self.parts().map(|c| c.size).find(|size| *size != 0).unwrap_or(0);
+        let trouble = self.parts().any(|c| c.trouble.is_some() || c.size != 0 && c.size != size);
+        (self.parts().map(|c| c.ranks).sum(), size, trouble || self.urgent.is_some())
+    }
+
     fn merged(&self) -> Contrib {
         let mut all = self.own.clone();
         for kid in self.kids.values() {
-            merge(&mut all, kid);
+            add(&mut all, kid);
         }
+        all.ranges = join_ranges(all.ranges);
         if let Some(trouble) = &self.urgent {
             all.trouble = Some(trouble.clone());
         }
@@ -68,6 +84,12 @@ impl Coll {
 
 /// Adds `b` to `a`.
 pub(super) fn merge(a: &mut Contrib, b: &Contrib) {
+    add(a, b);
+    a.ranges = join_ranges(std::mem::take(&mut a.ranges));
+}
+
+/// The same, but for the ranges, which are only put behind each other.
+fn add(a: &mut Contrib, b: &Contrib) {
     if a.disagree.is_none() {
         a.disagree = b.disagree;
     }
@@ -97,7 +119,6 @@ pub(super) fn merge(a: &mut Contrib, b: &Contrib) {
     a.files += b.files;
     a.times = a.times.with(b.times);
     a.ranges.extend_from_slice(&b.ranges);
-    a.ranges = join_ranges(std::mem::take(&mut a.ranges));
     a.slots.extend_from_slice(&b.slots);
     if a.size == 0 {
         a.size = b.size;
@@ -125,6 +146,16 @@ pub(super) fn join_ranges(mut ranges: Vec<RankRange>) -> Vec<RankRange> {
         }
     }
     out
+}
+
+impl super::View {
+    /// How many ranks of `size` come to this agent, if they are placed blockwise.
+    fn ranks_expected(&self, size: u32) -> u32 {
+        let (size, slots) = (u64::from(size), self.plan.slots.len().max(1) as u64);
+        let first = |slot: u64| (slot * size).div_ceil(slots);
+        let count = |s: &SlotId| first(u64::from(s.0) + 1) - first(u64::from(s.0));
+        u32::try_from(self.my_slots.iter().map(count).sum::<u64>()).unwrap_or(u32::MAX)
+    }
 }
 
 impl Agent {
@@ -166,11 +197,16 @@ impl Agent {
             _ => of_ranks(id) && matches!(t.cause, Cause::Timeout | Cause::Unreachable),
         });
         let coll = self.coll(id);
+        // What was said before and has gone up is sent again by this agent's own clock: a repetition of every subtree
+        // would otherwise go all the way up.
+        let known = coll.sent.is_some() && coll.kids.get(&from) == Some(&contrib);
         if coll.urgent.is_none() {
             coll.urgent = urgent;
         }
         coll.kids.insert(from, contrib);
-        self.advance(id);
+        if !known {
+            self.advance(id);
+        }
     }
 
     /// Something about the question changed: send it up or decide it, if that is due.
@@ -189,15 +225,24 @@ impl Agent {
                 || (!waiting_for_all && !self.ranks.subtree_has_ranks(*c))
                 || (self.bug(Bug::ProtectWithoutChildren) && matches!(id, CollId::Protect(_)))
         });
+        let mut later = false;
         let complete = if id == CollId::Init {
-            // Ranks trickle in; every change goes up, the root counts.
-            let sum = coll.merged();
-            sum.size > 0 && (!root || sum.ranks >= sum.size || sum.trouble.is_some())
+            // Ranks trickle in; changes go up, the root counts. From where more is to come they go with the next tick:
+            // otherwise each rank would be a message to the root, with all that came before.
+            let (ranks, size, trouble) = coll.counted();
+            let all = if root {
+                ranks >= size
+            } else {
+                kids_done && coll.own.ranks >= view.ranks_expected(size)
+            };
+            later = size > 0 && !root;
+            size > 0 && (all || trouble)
         } else {
             let own_done = coll.own_done || (!waiting_for_all && self.ranks.none_here());
             own_done && kids_done
         };
         if !complete && coll.urgent.is_none() {
+            self.coll(id).unsent = later;
             return;
         }
         if root {
@@ -214,7 +259,7 @@ impl Agent {
         let now = self.now.mono;
         let Some(parent) = self.view.as_ref().and_then(|v| v.tree.parent()) else { return };
         let coll = self.coll(id);
-        coll.sent = Some(now);
+        (coll.sent, coll.unsent) = (Some(now), false);
         let mut merged = coll.merged();
         if self.bug(Bug::ForgetVote) {
             merged.trouble = None;
@@ -304,7 +349,7 @@ impl Agent {
             if coll.verdict.is_some() {
                 continue;
             }
-            if coll.sent.is_some_and(|s| now.since(s) >= RESEND_MS) {
+            if coll.unsent || coll.sent.is_some_and(|s| now.since(s) >= RESEND_MS) {
                 again.push(*id);
             }
             let limit = match id {

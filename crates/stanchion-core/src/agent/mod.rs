@@ -93,7 +93,7 @@ enum Phase {
 /// The installed plan and what follows from it.
 #[derive(Debug)]
 struct View {
-    plan: Plan,
+    plan: Arc<Plan>,
     tree: Tree,
     my_slots: Vec<SlotId>,
     settings: Settings,
@@ -391,7 +391,7 @@ impl Agent {
         match msg {
             Msg::Ping(n) => self.send(controller, Msg::Pong(n)),
             Msg::Survey { epoch, round, end_ranks } => self.on_survey(epoch, round, end_ranks),
-            Msg::Install(plan) => self.on_install(*plan),
+            Msg::Install(plan) => self.on_install(plan),
             Msg::Restore(inc) if self.current(inc) => self.on_restore(),
             Msg::Open(inc) if self.current(inc) => self.on_open(),
             Msg::Finish { inc, flush } if self.current(inc) => self.on_finish(flush),
@@ -520,7 +520,7 @@ impl Agent {
         }
     }
 
-    fn on_install(&mut self, plan: Plan) {
+    fn on_install(&mut self, plan: Arc<Plan>) {
         let inc = plan.inc;
         if inc.epoch < self.epoch && !self.bug(Bug::ObeyFenced) {
             self.send(PeerId::Controller, Msg::Fenced(self.epoch));
@@ -539,7 +539,7 @@ impl Agent {
         self.send(PeerId::Controller, Msg::Installed(inc));
     }
 
-    fn install(&mut self, plan: Plan) {
+    fn install(&mut self, plan: Arc<Plan>) {
         self.stop_work();
         self.colls.clear();
         self.records = records::Records::default();

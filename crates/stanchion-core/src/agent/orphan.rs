@@ -104,7 +104,7 @@ impl Agent {
         let now = self.now.mono;
         let me = self.cfg.id;
         let Some(view) = &self.view else { return };
-        let agents = view.plan.agents.clone();
+        let agents = view.plan.agents.to_vec();
         let (nodes, settings) = (view.plan.slots.len() as u32, view.settings.clone());
         let mut lower_lives = false;
         for agent in agents.iter().map(|a| a.id).filter(|a| *a < me) {

@@ -440,7 +440,7 @@ impl Agent {
             chunk_bytes: settings.number("chunk_bytes") as u32,
             bytes: 0,
             files: 0,
-            placement: Vec::new(),
+            placement: [].into(),
         }
     }
 
@@ -504,7 +504,7 @@ impl Agent {
         info.ranks = all.ranks;
         info.bytes = all.bytes;
         info.files = all.files;
-        info.placement = all.ranges.clone();
+        info.placement = all.ranges.as_slice().into();
         dataset.times = dataset.times.max(all.times);
         dataset.times.coordinate_us = all.times.coordinate_us;
         match trouble {

@@ -11,6 +11,7 @@ use stanchion_format::peer::{
 };
 use stanchion_format::place::sets_anyhow;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// A rebuild that takes longer says so often how far it is, milliseconds.
 const PROGRESS_MS: u64 = 2_000;
@@ -48,7 +49,7 @@ impl Controller {
             }
             let msg = match (self.phase, &plan) {
                 (Phase::Surveying, _) => Msg::Survey { epoch, round, end_ranks },
-                (Phase::Installing, Some(plan)) => Msg::Install(Box::new(plan.clone())),
+                (Phase::Installing, Some(plan)) => Msg::Install(plan.clone()),
                 (Phase::Restoring, Some(plan)) => Msg::Restore(plan.inc),
                 (Phase::Opening, Some(plan)) => Msg::Open(plan.inc),
                 (Phase::Finishing, Some(plan)) if Some(agent) == root => {
@@ -95,6 +96,7 @@ impl Controller {
     pub(super) fn plan_if_known(&mut self) {
         if self.phase != Phase::Surveying
             || self.index.is_none()
+            || self.holdings.len() < self.agents.len()
             || self.agents.keys().any(|a| !self.holdings.contains_key(a))
         {
             return;
@@ -223,8 +225,7 @@ impl Controller {
     /// Puts living agents into the places of dead ones. False if the job ends instead.
     fn place(&mut self) -> bool {
         let living: BTreeSet<AgentId> = self.agents.keys().copied().collect();
-        let mut spares: Vec<AgentId> =
-            living.iter().filter(|a| !self.slots.contains(a)).copied().collect();
+        let mut spares: Vec<AgentId> = self.idle().collect();
         spares.reverse();
         let lost: Vec<usize> =
             (0..self.slots.len()).filter(|s| !living.contains(&self.slots[*s])).collect();
@@ -331,7 +332,7 @@ impl Controller {
             }
             ledger.push(entry(c.info.clone(), &c, c.persistent));
         }
-        let agents: Vec<AgentAddr> = self.agents.values().map(|k| k.addr.clone()).collect();
+        let agents: Arc<[AgentAddr]> = self.agents.values().map(|k| k.addr.clone()).collect();
         let next_no =
             DatasetNo(choice.newest_no.max(self.newest_committed.map_or(0, |k| k.no.0)) + 1);
         let name = choice.restart.as_ref().map(|c| (c.info.key, c.info.name.clone()));
@@ -340,7 +341,7 @@ impl Controller {
             let notice = Notice::RestartChosen { dataset: name, from_prefix, rebuild };
             self.say(Severity::Info, notice);
         }
-        self.plan = Some(Plan {
+        self.plan = Some(Arc::new(Plan {
             inc,
             ancestry,
             slots: self.slots.clone(),
@@ -354,7 +355,7 @@ impl Controller {
             keep_ranks: self.keep_ranks && self.app_running,
             groups: self.groups(),
             ranks_welcome: self.ending.is_none(),
-        });
+        }));
         self.restored = RestoredSum::default();
         self.reports_seen = 0;
         self.restore_at = self.now.mono;
@@ -439,7 +440,8 @@ impl Controller {
 
     /// Goes on when all have answered.
     pub(super) fn check_answers(&mut self) {
-        let all = self.agents.keys().all(|a| self.answered.contains(a));
+        let all = self.answered.len() >= self.agents.len()
+            && self.agents.keys().all(|a| self.answered.contains(a));
         let some = self.bug(Bug::OpenBeforeRestored) && !self.answered.is_empty();
         match self.phase {
             Phase::Installing if all => {
@@ -573,6 +575,6 @@ fn entry(info: DatasetInfo, c: &Candidate, persistent: bool) -> LedgerEntry {
     LedgerEntry { info, persistent, no_data: c.rebuild.clone(), no_parity: c.no_parity.clone() }
 }
 
-fn plan_restore(plan: &Option<Plan>) -> Vec<Key> {
+fn plan_restore(plan: &Option<Arc<Plan>>) -> Vec<Key> {
     plan.as_ref().map_or_else(Vec::new, |p| p.restore.clone())
 }

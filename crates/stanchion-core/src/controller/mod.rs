@@ -18,6 +18,7 @@ use stanchion_format::peer::{
     AgentAddr, Cause, DatasetInfo, Holdings, Msg, Plan, Report, Severity, Trouble,
 };
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// The setting by which the runner passes `stanchion halt --after-checkpoints` on.
 const HALT_AFTER_CHECKPOINTS: &str = "halt.after_checkpoints";
@@ -147,7 +148,7 @@ pub struct Controller {
     holdings: BTreeMap<AgentId, Holdings>,
     index: Option<Vec<IndexRecord>>,
     prefix_trouble: Option<Trouble>,
-    plan: Option<Plan>,
+    plan: Option<Arc<Plan>>,
     answered: BTreeSet<AgentId>,
     sent: Millis,
     pinged: Millis,
@@ -284,7 +285,7 @@ impl Controller {
                 .zip(&self.slots)
                 .map(|(s, a)| (SlotId(s), *a, self.agents.contains_key(a)))
                 .collect(),
-            spares: self.agents.keys().filter(|a| !self.slots.contains(a)).copied().collect(),
+            spares: self.idle().collect(),
             datasets: self
                 .datasets
                 .values()
@@ -297,6 +298,12 @@ impl Controller {
             inc: self.plan.as_ref().map(|p| p.inc).unwrap_or_default(),
             rebuild: Some(self.restored.progress()).filter(|_| self.phase == Phase::Restoring),
         }
+    }
+
+    /// Living agents that host no slot, in order.
+    fn idle(&self) -> impl Iterator<Item = AgentId> {
+        let hosts: BTreeSet<AgentId> = self.slots.iter().copied().collect();
+        self.agents.keys().copied().filter(move |a| !hosts.contains(a))
     }
 
     fn bug(&self, bug: Bug) -> bool {

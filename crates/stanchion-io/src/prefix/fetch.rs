@@ -82,7 +82,7 @@ impl Prefix {
             ranks.iter().map(|(f, c)| spans(*f, *c)).any(|(a, b)| a < to && from < b)
         };
         let mut sources = BTreeSet::new();
-        for range in &info.placement {
+        for range in info.placement.iter() {
             let (from, to) = spans(range.first, range.count);
             if wanted(from, to) {
                 sources.insert(range.slot);

@@ -151,7 +151,7 @@ pub(super) fn plausible(rec: &IndexRecord) -> bool {
 /// Does the placement name each rank once?
 fn covers(info: &DatasetInfo) -> bool {
     let mut next = 0u64;
-    for range in &info.placement {
+    for range in info.placement.iter() {
         if u64::from(range.first.0) != next || range.count == 0 {
             return false;
         }
