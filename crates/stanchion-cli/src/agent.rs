@@ -4,6 +4,7 @@ use crate::exit::{Exit, Failed, OrExit};
 use crate::jobdir::NodeDir;
 use crate::procs;
 use anyhow::{Context, anyhow};
+use rustix::thread::LinkNameSpaceType;
 use serde::{Deserialize, Serialize};
 use stanchion_agent::daemon::{self, AgentError, AgentOptions};
 use stanchion_agent::secret::Secret;
@@ -11,6 +12,7 @@ use stanchion_format::config::Settings;
 use stanchion_format::ids::{AgentId, JobId};
 use std::io::{BufRead, Read, Write};
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -114,6 +116,26 @@ fn close_inherited() {
     }
 }
 
+/// Set by benchmarks: what the names of network namespaces begin with, of which agent K is in `NAME-K`.
+pub const NETNS: &str = "BENCH_NETNS";
+
+/// The address that an agent has there.
+pub fn netns_address(id: u32) -> Ipv4Addr {
+    let [_, _, high, low] = (id + 1).to_be_bytes();
+    Ipv4Addr::new(10, 77, high, low)
+}
+
+/// Where the agent listens: the loopback, or its address in its network namespace, which it enters. Nothing else runs in
+/// this process yet.
+fn enter_net(id: u32) -> anyhow::Result<Ipv4Addr> {
+    let Some(name) = std::env::var_os(NETNS) else { return Ok(Ipv4Addr::LOCALHOST) };
+    let path = format!("/run/netns/{}-{id}", name.to_string_lossy());
+    let file = std::fs::File::open(&path).with_context(|| path.clone())?;
+    rustix::thread::move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
+        .with_context(|| format!("entering {path}"))?;
+    Ok(netns_address(id))
+}
+
 struct Started {
     daemon: AgentOptions,
     root: PathBuf,
@@ -136,7 +158,7 @@ fn read_options() -> anyhow::Result<Started> {
         id: AgentId(options.id),
         job: JobId(options.job),
         secret,
-        listen: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        listen: IpAddr::V4(enter_net(options.id)?),
         socket: options.root.join(SOCKET),
         cache: options.cache,
         prefix: options.prefix,

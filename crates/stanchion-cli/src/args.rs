@@ -266,6 +266,23 @@ pub enum Bench {
     /// A rank of it
     #[command(hide = true)]
     CommitRank(CommitRankArgs),
+    /// Time until a dataset is protected, by scheme and nodes, in memory and on a slow disk, beside a slow prefix; and what
+    /// redundancy adds to the blocked time
+    Schemes(SchemesArgs),
+    /// The job of `bench schemes`
+    #[command(hide = true)]
+    SchemesRanks(SchemesRankArgs),
+    /// A rank of it
+    #[command(hide = true)]
+    SchemesRank(SchemesRankArgs),
+    /// Time after a loss until the data can be read, beside the bare writes of a checkpoint; also over slow links
+    Rebuild(RebuildArgs),
+    /// The job of `bench rebuild`
+    #[command(hide = true)]
+    RebuildRanks(RebuildRankArgs),
+    /// A rank of it
+    #[command(hide = true)]
+    RebuildRank(RebuildRankArgs),
     /// Time that checkpoints cost a job which computes, with what is done behind it
     Overhead(OverheadArgs),
     /// The job of `bench overhead`
@@ -353,6 +370,106 @@ pub struct CommitRankArgs {
     pub rounds: u32,
     #[arg(long)]
     pub dir: PathBuf,
+}
+
+/// `stanchion bench schemes`.
+#[derive(Debug, Args)]
+pub struct SchemesArgs {
+    /// Nodes, a rank on each
+    #[arg(long, value_delimiter = ',', default_value = "2,4,8,16")]
+    pub nodes: Vec<u32>,
+    /// What each rank has, MiB
+    #[arg(long, default_value_t = 16)]
+    pub mb: u64,
+    /// Checkpoints of each job that count
+    #[arg(long, default_value_t = 3)]
+    pub rounds: u32,
+    /// Caches also on a loop device held to so many MB/s (root); 0: not
+    #[arg(long, value_name = "MB/S", default_value_t = 200)]
+    pub disk_held: u64,
+    /// A flush to a prefix on a loop device held to so many MB/s (root); 0: none
+    #[arg(long, value_name = "MB/S", default_value_t = 200)]
+    pub prefix_held: u64,
+    /// What each of six ranks has where blocked times are compared, MiB
+    #[arg(long, default_value_t = 256)]
+    pub blocked_mb: u64,
+    /// Rounds of that, a job of each scheme in each; 0: none
+    #[arg(long, default_value_t = 5)]
+    pub blocked_rounds: u32,
+    /// Checkpoints of such a job that count
+    #[arg(long, default_value_t = 9)]
+    pub blocked_checkpoints: u32,
+    /// A directory for what the jobs need
+    #[arg(long, value_name = "DIR", default_value = "/tmp")]
+    pub disk: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Exit with 1 if a goal is missed
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// Inside of `stanchion bench schemes`.
+#[derive(Debug, Args)]
+pub struct SchemesRankArgs {
+    #[arg(long, default_value_t = 0)]
+    pub rank: u32,
+    #[arg(long)]
+    pub ranks: u32,
+    #[arg(long)]
+    pub mb: u64,
+    #[arg(long)]
+    pub checkpoints: u32,
+    #[arg(long)]
+    pub dir: PathBuf,
+    #[arg(long)]
+    pub sync: Option<PathBuf>,
+    #[arg(long)]
+    pub persistent: bool,
+}
+
+/// `stanchion bench rebuild`.
+#[derive(Debug, Args)]
+pub struct RebuildArgs {
+    /// What each of four ranks on four nodes has, MiB
+    #[arg(long, default_value_t = 256)]
+    pub mb: u64,
+    /// Losses of each kind
+    #[arg(long, default_value_t = 5)]
+    pub rounds: u32,
+    /// The ranks write files themselves; otherwise regions go through the pool
+    #[arg(long)]
+    pub files: bool,
+    /// Every agent behind a link of so many Mbit/s, in network namespaces (root); 0: all on the loopback
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub link_mbit: u32,
+    /// A directory for what the job needs
+    #[arg(long, value_name = "DIR", default_value = "/tmp")]
+    pub disk: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Exit with 1 if a goal is missed
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// Inside of `stanchion bench rebuild`.
+#[derive(Debug, Args)]
+pub struct RebuildRankArgs {
+    #[arg(long, default_value_t = 0)]
+    pub rank: u32,
+    #[arg(long)]
+    pub ranks: u32,
+    #[arg(long)]
+    pub mb: u64,
+    #[arg(long)]
+    pub files: bool,
+    #[arg(long)]
+    pub dir: PathBuf,
+    #[arg(long)]
+    pub cache: PathBuf,
 }
 
 /// `stanchion bench pool`.

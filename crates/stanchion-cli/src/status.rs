@@ -18,7 +18,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
 /// Asks a runner.
-fn ask(job: &Path) -> anyhow::Result<Value> {
+pub(crate) fn ask(job: &Path) -> anyhow::Result<Value> {
     let mut socket =
         UnixStream::connect(job.join("runner.sock")).context("the runner cannot be reached")?;
     socket.set_read_timeout(Some(ANSWER_TIMEOUT))?;

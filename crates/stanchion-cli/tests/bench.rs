@@ -1,4 +1,4 @@
-//! `stanchion bench code`: its result has its form. How fast anything is, is not asserted.
+//! `stanchion bench code`, `rebuild` and `schemes`: their results have their form. How fast anything is, is not asserted.
 
 mod common;
 
@@ -44,4 +44,57 @@ fn code_needs_something_to_measure() {
         let args = [&["bench", "code"], &args[..]].concat();
         s.ends(&args).code(2).says(&["--rounds and --mb", "--sizes"]);
     }
+}
+
+fn rows(result: &Value) -> Vec<(&str, f64)> {
+    let rows = result["rows"].as_array().unwrap();
+    rows.iter().map(|r| (r["name"].as_str().unwrap(), r["value"].as_f64().unwrap())).collect()
+}
+
+#[test]
+fn rebuild_loses_nodes_and_reports() {
+    let s = Scratch::new();
+    let disk = s.path("disk");
+    std::fs::create_dir(&disk).unwrap();
+    let disk = disk.to_str().unwrap();
+    for files in [&["--files"][..], &[]] {
+        let args = ["bench", "rebuild", "--mb", "4", "--rounds", "2", "--disk", disk, "--json"];
+        let result = s.ends(&[&args[..], files].concat()).code(0).json();
+        assert_eq!(result["bench"], "rebuild");
+        let rows = rows(&result);
+        for (case, goal) in
+            [("XOR, one node", 1.5), ("RS(2,2), one node", 2.0), ("RS(2,2), 2 nodes", 2.0)]
+        {
+            let name = format!("{case} lost: rebuild / bare writes");
+            assert!(rows.iter().any(|r| r.0 == name && r.1 > 0.0), "{rows:?}");
+            let list = result["rows"].as_array().unwrap();
+            assert!(list.iter().any(|r| r["name"] == name && r["goal"] == goal));
+        }
+        let lost = rows.iter().find(|r| r.0 == "RS(2,2), 2 nodes lost: rebuilt, median").unwrap();
+        assert!(lost.1 >= 2.0 * 4.19, "{lost:?}");
+    }
+    s.nothing_left();
+}
+
+#[test]
+fn schemes_are_compared() {
+    let s = Scratch::new();
+    let disk = s.path("disk");
+    std::fs::create_dir(&disk).unwrap();
+    let small =
+        ["--nodes", "2,4", "--mb", "1", "--rounds", "1", "--disk-held", "0", "--prefix-held", "0"];
+    let blocked = ["--blocked-mb", "1", "--blocked-rounds", "1", "--blocked-checkpoints", "1"];
+    let more = ["--disk", disk.to_str().unwrap(), "--json"];
+    let args = [&["bench", "schemes"], &small[..], &blocked, &more].concat();
+    let result = s.ends(&args).code(0).json();
+    let rows = rows(&result);
+    for name in [
+        "memory, 2 nodes, PARTNER: until protected, median",
+        "memory, 4 nodes, RS(2,2): until protected, median",
+        "6 x 1 MiB, blocked, XOR / SINGLE, median",
+        "6 x 1 MiB, blocked, RS(4,2) / SINGLE, median",
+    ] {
+        assert!(rows.iter().any(|r| r.0 == name && r.1 > 0.0), "no {name}: {rows:?}");
+    }
+    s.nothing_left();
 }

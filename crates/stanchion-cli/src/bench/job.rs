@@ -85,6 +85,8 @@ pub(super) fn spawn(
         let mut command = Command::new(&me);
         command.args(["bench", what, "--rank", &rank.to_string()]);
         command.args(["--ranks", &ranks.to_string()]);
+        // As launchers do: `stanchion status` finds ranks by it.
+        command.env("STANCHION_RANK", rank.to_string()).env("STANCHION_SIZE", ranks.to_string());
         more(&mut command);
         command.spawn().context("a rank cannot be started")
     };

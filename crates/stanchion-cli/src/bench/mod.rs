@@ -7,7 +7,9 @@ mod commit;
 mod job;
 mod overhead;
 mod pool;
+mod rebuild;
 mod routed;
+mod schemes;
 
 use crate::args::{Bench, BenchArgs};
 use crate::exit::{Exit, Failed};
@@ -30,6 +32,12 @@ pub fn bench(args: &BenchArgs) -> Result<Exit, Failed> {
         Bench::Commit(args) => commit::run(args),
         Bench::CommitRanks(args) => commit::ranks(args),
         Bench::CommitRank(args) => commit::rank(args),
+        Bench::Schemes(args) => schemes::run(args),
+        Bench::SchemesRanks(args) => schemes::ranks(args),
+        Bench::SchemesRank(args) => schemes::rank(args),
+        Bench::Rebuild(args) => rebuild::run(args),
+        Bench::RebuildRanks(args) => rebuild::ranks(args),
+        Bench::RebuildRank(args) => rebuild::rank(args),
         Bench::Overhead(args) => overhead::run(args),
         Bench::OverheadRanks(args) => overhead::ranks(args),
         Bench::OverheadRank(args) => overhead::rank(args),

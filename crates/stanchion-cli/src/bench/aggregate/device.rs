@@ -9,7 +9,7 @@ const BLKIO: &str = "/sys/fs/cgroup/blkio";
 
 /// A file system on a device that is held to a number of bytes a second. Gone when dropped.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(in crate::bench) struct Held {
     image: PathBuf,
     device: Option<String>,
     mounted: Option<PathBuf>,
@@ -35,7 +35,7 @@ fn text(path: &Path) -> anyhow::Result<&str> {
 impl Held {
     /// Makes one of `size` bytes in a file in `dir`, mounted there, held to `bytes` bytes a second. `Err`: why it is not
     /// to be had.
-    pub(super) fn make(dir: &Path, size: u64, bytes: u64) -> anyhow::Result<Held> {
+    pub(in crate::bench) fn make(dir: &Path, size: u64, bytes: u64) -> anyhow::Result<Held> {
         if !rustix::process::geteuid().is_root() {
             bail!("it takes root to make a loop device and to hold it");
         }
@@ -62,7 +62,7 @@ impl Held {
         Ok(held)
     }
 
-    pub(super) fn dir(&self) -> &Path {
+    pub(in crate::bench) fn dir(&self) -> &Path {
         self.mounted.as_deref().unwrap_or(&self.image)
     }
 

@@ -4,7 +4,7 @@
 //! All is measured in one job whose ranks take turns between the ways, all ranks at once. What counts is the slowest
 //! rank's time.
 
-mod device;
+pub(in crate::bench) mod device;
 mod rank;
 mod stream;
 
