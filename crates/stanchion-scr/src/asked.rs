@@ -113,6 +113,7 @@ impl Asked {
                 let means = match (table.as_str(), entry.as_str(), member.as_str()) {
                     ("CKPT", "0", "TYPE") if by_entry => Some("scheme"),
                     ("CKPT", "0", "SET_SIZE") if by_entry => Some("set_size"),
+                    ("CKPT", "0", "SET_FAILURES") if by_entry => Some("parities"),
                     _ => None,
                 };
                 match means {
@@ -207,6 +208,10 @@ mod tests {
         assert_eq!(meaning.pairs, [pair("scheme", "PARTNER"), pair("set_size", "4")]);
         assert!(meaning.warnings.is_empty() && meaning.error.is_none());
         assert_eq!(asked.member("CKPT", "0", "TYPE"), Some("partner"), "as it was said");
+
+        let mut two = Asked::new();
+        two.set_members("CKPT", "0", &[pair("TYPE", "rs"), pair("SET_FAILURES", "3")]).unwrap();
+        assert_eq!(two.meaning(&none).pairs, [pair("parities", "3"), pair("scheme", "RS")]);
 
         asked.set("SCR_COPY_TYPE", "FILE").unwrap();
         assert_eq!(asked.meaning(&none).pairs.len(), 2);
