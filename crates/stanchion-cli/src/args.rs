@@ -427,6 +427,8 @@ pub struct SchemesRankArgs {
     pub sync: Option<PathBuf>,
     #[arg(long)]
     pub persistent: bool,
+    #[arg(long, default_value_t = 0)]
+    pub pause_ms: u64,
 }
 
 /// `stanchion bench rebuild`.

@@ -13,7 +13,7 @@ use serde_json::json;
 use stanchion::{Client, FLAG_CHECKPOINT, Level, Options, Region};
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Blocked with redundancy over blocked without, at most.
 const BLOCKED_GOAL: f64 = 1.05;
@@ -22,6 +22,9 @@ const BLOCKED: [&str; 3] = ["SINGLE", "XOR", "RS(4,2)"];
 const BLOCKED_NODES: u32 = 6;
 /// For a level to be reached, milliseconds.
 const LEVEL_MS: u64 = 600_000;
+/// What a job computes between two checkpoints whose blocked times are compared: what is evicted behind a protected dataset
+/// is gone by then.
+const PAUSE_MS: u64 = 300;
 /// A held device has room for so many times what lies on it at once, and for a file system.
 const ROOM: u64 = 8;
 const ROOM_BASE: u64 = 256 << 20;
@@ -47,6 +50,8 @@ struct Job<'a> {
     sync: Option<&'a Path>,
     /// Waits for the prefix.
     persistent: bool,
+    /// Between a dataset's level and the next checkpoint, as if the application computed.
+    pause_ms: u64,
 }
 
 impl Job<'_> {
@@ -60,10 +65,9 @@ impl Job<'_> {
         let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
         let mut command = job::in_job_of(self.nodes, self.prefix, &sets)?;
         command.args(["bench", "schemes-ranks", "--ranks", &self.nodes.to_string()]);
-        job::options(
-            &mut command,
-            &[("--mb", self.mb), ("--checkpoints", self.checkpoints.into())],
-        );
+        let counts = [("--mb", self.mb), ("--checkpoints", self.checkpoints.into())];
+        job::options(&mut command, &counts);
+        job::options(&mut command, &[("--pause-ms", self.pause_ms)]);
         command.arg("--dir").arg(dir).args(self.persistent.then_some("--persistent"));
         if let Some(sync) = self.sync {
             command.arg("--sync").arg(sync);
@@ -145,6 +149,7 @@ fn in_caches(
                 prefix: dir,
                 sync,
                 persistent,
+                pause_ms: 0,
             };
             let s = spread(&slowest(&job.run(dir)?, |t| &t.level)[1..]);
             let name =
@@ -169,7 +174,8 @@ fn to_prefix(
     for nodes in args.nodes.iter().copied() {
         let (scheme, mb, checkpoints) = ("SINGLE", args.mb, args.rounds + 1);
         let (sync, persistent) = (None, true);
-        let job = Job { nodes, scheme, mb, checkpoints, cache, prefix, sync, persistent };
+        let pause_ms = 0;
+        let job = Job { nodes, scheme, mb, checkpoints, cache, prefix, sync, persistent, pause_ms };
         let s = spread(&slowest(&job.run(dir)?, |t| &t.level)[1..]);
         let name = |what: &str| format!("{place}, {nodes} nodes: until persistent, {what}");
         out::say(&format!("{} {:.3} s", name("median"), s.median));
@@ -195,6 +201,7 @@ fn blocked(args: &SchemesArgs, dir: &Path, cache: &Path) -> Result<Vec<Row>, Fai
                 prefix: dir,
                 sync: None,
                 persistent: false,
+                pause_ms: PAUSE_MS,
             };
             let times = job.run(dir)?;
             medians[which].push(spread(&slowest(&times, |t| &t.blocked)[1..]).median);
@@ -227,7 +234,9 @@ fn blocked(args: &SchemesArgs, dir: &Path, cache: &Path) -> Result<Vec<Row>, Fai
 /// Inside of the job: what mpiexec would be.
 pub(super) fn ranks(args: &SchemesRankArgs) -> Result<Exit, Failed> {
     job::wait(job::spawn("schemes-rank", args.ranks, |command| {
-        job::options(command, &[("--mb", args.mb), ("--checkpoints", args.checkpoints.into())]);
+        let counts = [("--mb", args.mb), ("--checkpoints", args.checkpoints.into())];
+        job::options(command, &counts);
+        job::options(command, &[("--pause-ms", args.pause_ms)]);
         command.arg("--dir").arg(&args.dir).args(args.persistent.then_some("--persistent"));
         if let Some(sync) = &args.sync {
             command.arg("--sync").arg(sync);
@@ -267,6 +276,7 @@ fn measure(args: &SchemesRankArgs) -> anyhow::Result<Times> {
         client.wait(begun.no, level, LEVEL_MS)?;
         sync(args.sync.as_ref())?;
         times.level.push(start.elapsed().as_secs_f64());
+        std::thread::sleep(Duration::from_millis(args.pause_ms));
     }
     client.finalize()?;
     Ok(times)
