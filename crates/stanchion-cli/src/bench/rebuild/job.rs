@@ -4,11 +4,10 @@ use super::{Case, NODES, Round, link::Net, rank};
 use crate::args::RebuildArgs;
 use crate::bench::job;
 use crate::exit::Failed;
-use crate::{jobdir, status};
+use crate::{jobdir, settings, status};
 use anyhow::{Context, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use stanchion_format::config::Settings;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -27,7 +26,6 @@ struct Job {
     seen: Vec<Value>,
     rest: Vec<u8>,
     log: PathBuf,
-    run_dir: PathBuf,
 }
 
 impl Drop for Job {
@@ -49,8 +47,7 @@ impl Job {
         (dir, cache): (&Path, &Path),
         net: Option<&Net>,
     ) -> anyhow::Result<Job> {
-        let (log, events, run_dir) = (dir.join("log"), dir.join("events"), dir.join("run"));
-        std::fs::create_dir(&run_dir)?;
+        let (log, events) = (dir.join("log"), dir.join("events"));
         let set = |name: &str, value: &str| format!("{name}={value}");
         let sets = [
             set("flush_every", "0"),
@@ -58,7 +55,6 @@ impl Job {
             set("runs_max", "0"),
             set("scheme", case.scheme),
             set("set_size", &NODES.to_string()),
-            set("run_dir", &run_dir.to_string_lossy()),
             set("cache_dir", &cache.to_string_lossy()),
         ];
         let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
@@ -95,7 +91,7 @@ impl Job {
         command.stdin(Stdio::null()).stdout(to.try_clone()?).stderr(to);
         let child = command.spawn().context("the job cannot be started")?;
         let events = File::open(&events)?;
-        Ok(Job { child, events, seen: Vec::new(), rest: Vec::new(), log, run_dir })
+        Ok(Job { child, events, seen: Vec::new(), rest: Vec::new(), log })
     }
 
     /// The first event from number `after` on of which this is true, and its number.
@@ -128,10 +124,11 @@ impl Job {
 
     /// The agents of the first so many nodes, as `stanchion status` tells.
     fn agents(&self, count: u32) -> anyhow::Result<Vec<Value>> {
-        let mut settings = Settings::default();
-        settings.set("run_dir", &self.run_dir.to_string_lossy()).context("a directory")?;
-        let found = jobdir::all(&jobdir::base(&settings));
-        let job = found.first().ok_or_else(|| anyhow!("the job has no directory"))?;
+        let gathered = settings::gather(&[]).map_err(|_| anyhow!("the settings do not parse"))?;
+        let found = jobdir::all(&jobdir::base(&gathered.settings));
+        let pid = self.child.id();
+        let job = found.iter().find(|f| f.info.as_ref().is_some_and(|i| i.pid == pid));
+        let job = job.ok_or_else(|| anyhow!("the job has no directory"))?;
         let status = status::ask(&job.path)?;
         let of = |n: u32| {
             let all = status["agents"].as_array().into_iter().flatten();
