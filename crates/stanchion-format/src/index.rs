@@ -66,6 +66,23 @@ impl IndexRecord {
         (record.version == INDEX_VERSION && record.compute() == record.crc).then_some(record)
     }
 
+    /// Was the job led on past the incarnation that wants to write this record, as `there` in the index shows? A later
+    /// one wrote that; or one whose line this one does not go on with, for it goes on with an earlier one's. Then what
+    /// this record is of is not the newest any more, however late it comes.
+    pub fn led_past(&self, there: &IndexRecord) -> bool {
+        let parent = self.ancestry.0.iter().map(|(inc, _)| *inc).max().unwrap_or_default();
+        let between = parent.epoch.0 > 0 && parent < there.inc && there.inc < self.inc;
+        there.inc > self.inc || (between && !self.ancestry.admits(self.inc, there.info.key))
+    }
+
+    /// May nobody complete the flush that this record was intended for? It has its record, a newer dataset may have
+    /// taken its names since, or the line of one that was written later does not know it.
+    pub fn overtaken(&self, there: &IndexRecord) -> bool {
+        let key = self.info.key;
+        let abandoned = there.inc > self.inc && !there.ancestry.admits(there.inc, key);
+        there.info.key >= key || abandoned
+    }
+
     /// The record's file name.
     pub fn file_name(key: Key) -> String {
         format!("{:012}.{}.{}.json", key.no.0, key.inc.epoch.0, key.inc.count)

@@ -93,6 +93,17 @@ impl Prefix {
             .any(|(_, m)| m.files.iter().any(|f| f.path == path))
     }
 
+    /// Says what an attempt is going to vouch for, unless the job was led on without it.
+    pub fn intend(&mut self, now: u64, rec: IndexRecord, attempt: u32) -> Result<(), Trouble> {
+        self.check(now)?;
+        let led_past = self.index.values().any(|there| rec.led_past(there));
+        if self.epoch > rec.epoch.0 || led_past {
+            return Err(Trouble::new(Cause::Fenced));
+        }
+        self.intents.insert((rec.info.key, attempt), rec);
+        Ok(())
+    }
+
     /// Makes the record appear by link().
     pub fn write_index(&mut self, now: u64, rec: &IndexRecord) -> Result<(), Trouble> {
         self.check(now)?;
@@ -119,7 +130,7 @@ impl Prefix {
     pub fn flush_complete(&mut self, now: u64, epoch: Epoch) -> Vec<IndexRecord> {
         let mut completed = Vec::new();
         for ((key, attempt), rec) in std::mem::take(&mut self.intents) {
-            let overtaken = self.index.keys().any(|k| *k >= key);
+            let overtaken = self.index.values().any(|there| rec.overtaken(there));
             let manifests: Result<Vec<Manifest>, Trouble> =
                 rec.slots.iter().map(|(s, _)| self.vouched_slot(&rec, *s).cloned()).collect();
             let Some(manifests) = manifests.ok().filter(|_| !overtaken) else { continue };

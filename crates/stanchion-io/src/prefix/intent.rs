@@ -37,6 +37,10 @@ impl Prefix {
         if self.newest_epoch()? > rec.epoch {
             return Err(Trouble::new(Cause::Fenced).file(file));
         }
+        // FM-S11: agents that were cut off, or slept, while the job was led on without them.
+        if self.read_index()?.0.iter().any(|there| rec.led_past(there)) {
+            return Err(Trouble::new(Cause::Fenced).file(file));
+        }
         let dir = claims_dir(rec.info.key, attempt);
         fs::make_dirs(&*self.fs, Path::new(&dir), 0o700).at(dir.as_str())?;
         self.put(&file, &json(rec))?;
@@ -47,8 +51,8 @@ impl Prefix {
     }
 
     /// Completes interrupted flushes, oldest first; gives their datasets. Those of which something is missing
-    /// or damaged stay as they are, as do those that a newer dataset has overtaken. For whoever has just taken
-    /// the prefix over with `epoch`: nobody else may be flushing (FM-C5).
+    /// or damaged stay as they are, as do those that a newer dataset, or another line of the job, has overtaken. For
+    /// whoever has just taken the prefix over with `epoch`: nobody else may be flushing (FM-C5).
     pub fn flush_complete(&self, epoch: Epoch) -> Result<Vec<Key>, Trouble> {
         self.writable()?;
         // A record that is there need not be durable: whoever wrote it may have died before it was.
@@ -107,8 +111,7 @@ impl Prefix {
         attempt: u32,
     ) -> Result<Option<Vec<Manifest>>, Trouble> {
         let (records, _) = self.read_index()?;
-        // It has its record, or a newer dataset may have taken its names since.
-        if self.job()? != rec.job || records.iter().any(|r| r.info.key >= rec.info.key) {
+        if self.job()? != rec.job || records.iter().any(|there| rec.overtaken(there)) {
             return Ok(None);
         }
         let mut manifests = Vec::new();
