@@ -390,7 +390,7 @@ impl World {
             }
             Report::Began(info) => self.judge_sets(inc, info),
             Report::Dropped(key, _) => self.judge_dropped(*key),
-            Report::RestartDone(_) => self.judge.verified.clear(),
+            Report::RestartDone(key) => self.judge_restarted(inc, *key),
             Report::Level(key, level, _) => self.judge_level(inc, *key, *level),
             Report::FlushFailed(key, _) => {
                 if let Some(p) = self.judge.promises.get_mut(key) {
@@ -402,6 +402,15 @@ impl World {
                 self.judge.promises.remove(key);
             }
             _ => {}
+        }
+    }
+
+    /// All ranks have read it: it is in all caches, whoever had heard that it was committed.
+    fn judge_restarted(&mut self, inc: Incarnation, key: Key) {
+        self.judge.verified.clear();
+        let current = self.judge.plan.as_ref().is_some_and(|plan| plan.inc == inc);
+        if let Some(p) = self.judge.promises.get_mut(&key).filter(|_| current) {
+            p.say();
         }
     }
 
