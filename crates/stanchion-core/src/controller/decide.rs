@@ -42,8 +42,7 @@ impl Controller {
         let flush = self.flush_wanted();
         let plan = self.plan.clone();
         let root = plan.as_ref().map(|p| p.slots[0]);
-        let agents: Vec<AgentId> = self.agents.keys().copied().collect();
-        for agent in agents {
+        for agent in self.asked() {
             if self.answered.contains(&agent) {
                 continue;
             }
@@ -58,6 +57,19 @@ impl Controller {
                 _ => continue,
             };
             self.send(agent, msg);
+        }
+    }
+
+    /// Who has to answer what this phase asks: in a survey everybody, then those that the plan was made for. Who
+    /// comes later is idle until the next survey.
+    fn asked(&self) -> Vec<AgentId> {
+        let all = self.agents.keys().copied();
+        match &self.plan {
+            Some(plan) if self.phase != Phase::Surveying => {
+                let of_plan: BTreeSet<AgentId> = plan.agents.iter().map(|a| a.id).collect();
+                all.filter(|a| of_plan.contains(a)).collect()
+            }
+            _ => all.collect(),
         }
     }
 
@@ -440,8 +452,7 @@ impl Controller {
 
     /// Goes on when all have answered.
     pub(super) fn check_answers(&mut self) {
-        let all = self.answered.len() >= self.agents.len()
-            && self.agents.keys().all(|a| self.answered.contains(a));
+        let all = self.asked().iter().all(|a| self.answered.contains(a));
         let some = self.bug(Bug::OpenBeforeRestored) && !self.answered.is_empty();
         match self.phase {
             Phase::Installing if all => {
