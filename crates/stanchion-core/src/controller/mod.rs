@@ -136,6 +136,7 @@ enum Ending {
 pub struct Controller {
     cfg: ControllerConfig,
     now: Now,
+    lived: watch::Lived,
     out: Vec<ControllerAction>,
     phase: Phase,
     since: Millis,
@@ -201,6 +202,7 @@ impl Controller {
         Controller {
             cfg,
             now,
+            lived: watch::Lived::new(now.mono),
             out: Vec::new(),
             phase: Phase::Starting,
             since: now.mono,
@@ -242,7 +244,7 @@ impl Controller {
 
     /// Takes an event, gives what is to be done, in order.
     pub fn step(&mut self, now: Now, event: ControllerEvent) -> Vec<ControllerAction> {
-        self.now = now;
+        self.now = Now { mono: self.lived.until(now.mono), ..now };
         if self.phase == Phase::Done {
             return Vec::new();
         }
