@@ -74,6 +74,8 @@ pub struct Judge {
     pub promises: BTreeMap<Key, Promise>,
     /// Keys for which a commit record was issued.
     pub certified: BTreeSet<Key>,
+    /// Committed in an incarnation that was over, by agents that had not heard so.
+    late: BTreeMap<Key, DatasetInfo>,
     dropped: BTreeSet<Key>,
     stored: BTreeMap<(Incarnation, AgentId), u64>,
     announced: BTreeMap<Incarnation, u64>,
@@ -322,16 +324,36 @@ impl World {
         // One that slept through its own replacement goes on with what it had heard before: it sends to
         // agents that have left that incarnation, and a survey that admits its dataset is judged by that.
         let superseded = self.judge.plan.as_ref().is_some_and(|plan| plan.inc > inc);
-        if superseded || !self.judge.certified.insert(info.key) {
+        let key = info.key;
+        if superseded && !self.judge.certified.contains(&key) {
+            self.judge.late.entry(key).or_insert_with(|| info.clone());
+        }
+        if superseded || !self.judge.certified.insert(key) {
             return;
         }
-        let key = info.key;
         if self.judge.dropped.contains(&key) || key.inc != inc {
             return self.violate("FM-S4", format!("dataset {key} is dropped and committed"));
         }
         if let Err(text) = self.whole(info) {
             return self.violate("FM-S2", format!("dataset {key} is committed: {text}"));
         }
+        self.promised(info);
+    }
+
+    /// FM-S4: what agents have committed among themselves while others led the job on stands if those are gone: it is
+    /// whole, and whoever survives has its certificate.
+    fn admit_late(&mut self, key: Key) {
+        let Some(info) = self.judge.late.remove(&key) else { return };
+        if let Err(text) = self.spoken(&info) {
+            return self.violate("FM-S2", format!("dataset {key} is committed: {text}"));
+        }
+        if self.judge.certified.insert(key) {
+            self.promised(&info);
+        }
+    }
+
+    /// Nothing is promised of it yet.
+    fn promised(&mut self, info: &DatasetInfo) {
         let lost: BTreeSet<SlotId> = match &self.judge.plan {
             Some(plan) => (0..)
                 .zip(&plan.slots)
@@ -355,7 +377,7 @@ impl World {
             dead: false,
             protected_in: BTreeSet::new(),
         };
-        self.judge.promises.insert(key, promise);
+        self.judge.promises.insert(info.key, promise);
     }
 
     /// FM-L4: announced is only what every agent of the tree has stored.
@@ -439,6 +461,9 @@ impl World {
         if over && level == Level::Protected {
             return;
         }
+        if over {
+            self.admit_late(key);
+        }
         let Some(p) = self.judge.promises.get_mut(&key) else {
             return self.violate("FM-S2", format!("dataset {key} is {level:?} without a commit"));
         };
@@ -517,6 +542,7 @@ impl World {
                 // What comes from the prefix gets the sets of this job.
                 p.info.sets = entry.info.sets.clone();
             }
+            self.admit_late(key);
             if !self.judge.certified.contains(&key) {
                 return self
                     .violate("FM-S4", format!("dataset {key} goes on without a certificate"));
@@ -559,6 +585,11 @@ impl World {
         {
             let text = format!("the job starts anew although {key} was committed");
             return self.violate("FM-S14", text);
+        }
+        if unheard && restart.is_none() {
+            // Nor does anything tell of it later.
+            let untold = self.judge.promises.values_mut().filter(|p| p.run == run);
+            untold.for_each(|p| (p.cached, p.protected) = (false, false));
         }
         let there = self
             .prefix
