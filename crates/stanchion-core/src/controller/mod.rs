@@ -6,6 +6,8 @@
 
 mod choose;
 mod decide;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 use crate::api::{ControllerAction, ControllerEvent, GiveUp, Millis, Notice, Now, Outcome};
