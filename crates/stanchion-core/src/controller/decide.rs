@@ -160,6 +160,7 @@ impl Controller {
         choose::Known {
             holdings: &self.holdings,
             index: self.index.as_deref().unwrap_or(&[]),
+            index_read: self.prefix_trouble.is_none(),
             slots,
             excluded: &self.excluded,
             named: self.named.as_deref(),
