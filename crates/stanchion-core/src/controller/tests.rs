@@ -2,7 +2,9 @@
 
 use super::*;
 use stanchion_format::ids::Ancestry;
-use stanchion_format::peer::Restored;
+use stanchion_format::ids::DatasetNo;
+use stanchion_format::layout::{Scheme, Sets};
+use stanchion_format::peer::{DatasetHolding, Restored, SlotHolding};
 
 struct Job {
     ctrl: Controller,
@@ -10,7 +12,12 @@ struct Job {
     /// What was said last to each agent, pings aside.
     said: BTreeMap<AgentId, Msg>,
     launched: bool,
+    /// What the prefix says.
+    index: ControllerEvent,
 }
+
+/// What agents were in before.
+const INC: Incarnation = Incarnation { epoch: Epoch(1), count: 1 };
 
 fn addr(id: u32) -> AgentAddr {
     AgentAddr { id: AgentId(id), addr: format!("a{id}") }
@@ -30,7 +37,9 @@ impl Job {
             bugs: Bugs::default(),
         };
         let now = Now { mono: Millis(0), unix_s: 0 };
-        Job { ctrl: Controller::new(cfg, now), now: 0, said: BTreeMap::new(), launched: false }
+        let index = ControllerEvent::Index(Vec::new());
+        let ctrl = Controller::new(cfg, now);
+        Job { ctrl, now: 0, said: BTreeMap::new(), launched: false, index }
     }
 
     fn step(&mut self, event: ControllerEvent) {
@@ -54,29 +63,35 @@ impl Job {
 
     /// Agent 1 alone, until the slots are to be made whole.
     fn until_restore(&mut self) -> Incarnation {
+        self.until_plan(Vec::new()).inc
+    }
+
+    /// The same, if the agent has these; what was decided.
+    fn until_plan(&mut self, datasets: Vec<DatasetHolding>) -> Arc<Plan> {
         self.step(ControllerEvent::AgentUp(addr(1)));
         while self.ctrl.phase == Phase::Starting {
             self.now += 1_000;
             self.hear(1, Msg::Pong(0));
             self.step(ControllerEvent::Tick);
         }
-        self.step(ControllerEvent::Index(Vec::new()));
+        let index = std::mem::replace(&mut self.index, ControllerEvent::Interrupt);
+        self.step(index);
         let Msg::Survey { epoch, round, .. } = self.said[&AgentId(1)] else {
             panic!("{:?}", self.said)
         };
         let holdings = Holdings {
             epoch,
             round,
-            inc: Incarnation::default(),
+            inc: INC,
             ancestry: Ancestry::default(),
-            datasets: Vec::new(),
+            datasets,
             newest_committed: None,
         };
         self.hear(1, Msg::Holdings(Box::new(holdings)));
         let Msg::Install(plan) = self.said[&AgentId(1)].clone() else { panic!("{:?}", self.said) };
         self.hear(1, Msg::Installed(plan.inc));
         assert_eq!(self.said[&AgentId(1)], Msg::Restore(plan.inc));
-        plan.inc
+        plan
     }
 
     fn restored_and_open(&mut self, inc: Incarnation) {
@@ -115,4 +130,54 @@ fn what_a_runner_slept_is_nobodys_silence_and_no_deadline() {
     assert_eq!(job.said[&AgentId(1)], Msg::Restore(inc));
     job.restored_and_open(inc);
     assert!(job.launched && job.ctrl.lost == 0);
+}
+
+#[test]
+fn what_is_not_in_the_prefix_any_more_is_not_persistent() {
+    let info = DatasetInfo {
+        key: Key { no: DatasetNo(4), inc: INC },
+        name: "ckpt.4".into(),
+        flags: FLAG_CHECKPOINT,
+        ranks: 1,
+        sets: Sets::new(Scheme::Single, 1, 2),
+        chunk_bytes: 4096,
+        bytes: 0,
+        files: 0,
+        placement: Vec::new().into(),
+    };
+    let held = DatasetHolding {
+        info: info.clone(),
+        certified: true,
+        levels: vec![Level::Cached, Level::Persistent],
+        slots: vec![SlotHolding { slot: SlotId(0), data: true, parity: true }],
+    };
+    let record = |no| stanchion_format::index::IndexRecord {
+        version: stanchion_format::index::INDEX_VERSION,
+        job: JobId(1),
+        epoch: Epoch(1),
+        inc: INC,
+        ancestry: Ancestry::default(),
+        info: DatasetInfo { key: Key { no: DatasetNo(no), inc: INC }, flags: 0, ..info.clone() },
+        unix_s: 0,
+        slots: Vec::new(),
+        times: None,
+        crc: stanchion_format::checksum::Crc(0),
+    };
+    let unread = ControllerEvent::IndexFailed(Trouble::new(Cause::Timeout));
+    for (index, persistent) in [
+        (ControllerEvent::Index(vec![record(4)]), true),
+        // A newer one is there in its place.
+        (ControllerEvent::Index(vec![record(3), record(5)]), true),
+        // One began to replace it, and is lost.
+        (ControllerEvent::Index(vec![record(3)]), false),
+        (unread, true),
+    ] {
+        let said = format!("{index:?}");
+        let mut job = Job::new(1);
+        job.index = index;
+        let plan = job.until_plan(vec![held.clone()]);
+        let of: Vec<_> = plan.ledger.iter().filter(|e| e.info.key.no.0 == 4).collect();
+        assert_eq!(of.len(), 1, "{said}");
+        assert_eq!(of[0].persistent, persistent, "{said}");
+    }
 }
