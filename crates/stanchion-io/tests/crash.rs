@@ -421,6 +421,9 @@ fn agents_past_which_the_job_was_led_on_do_not_flush() {
         ..line(old.record(job, later), 2)
     };
     assert_eq!(fenced(orphans.clone().seal()), refused);
+    // They may even have been about to write the record when they fell asleep.
+    let written = |rec| prefix.write_index(&rec).map_err(|t| t.cause);
+    assert_eq!(written(old.record(job, epoch)), refused);
     assert_eq!(assert_index_true(&prefix, "refused"), [3]);
     // If nothing of the newer line has come so far, theirs is the one, and is not replaced later.
     let prefix = prefix_on(&interrupted);

@@ -96,16 +96,27 @@ impl Prefix {
     /// Says what an attempt is going to vouch for, unless the job was led on without it.
     pub fn intend(&mut self, now: u64, rec: IndexRecord, attempt: u32) -> Result<(), Trouble> {
         self.check(now)?;
-        let led_past = self.index.values().any(|there| rec.led_past(there));
-        if self.epoch > rec.epoch.0 || led_past {
+        if self.epoch > rec.epoch.0 || self.led_past(&rec) {
             return Err(Trouble::new(Cause::Fenced));
         }
         self.intents.insert((rec.info.key, attempt), rec);
         Ok(())
     }
 
-    /// Makes the record appear by link().
+    fn led_past(&self, rec: &IndexRecord) -> bool {
+        self.index.values().any(|there| rec.led_past(there))
+    }
+
+    /// Makes the record appear by link(), unless the job was led on without those who flushed it.
     pub fn write_index(&mut self, now: u64, rec: &IndexRecord) -> Result<(), Trouble> {
+        self.check(now)?;
+        if self.led_past(rec) {
+            return Err(Trouble::new(Cause::Fenced));
+        }
+        self.write_record(now, rec)
+    }
+
+    fn write_record(&mut self, now: u64, rec: &IndexRecord) -> Result<(), Trouble> {
         self.check(now)?;
         let covers: u32 = rec.info.placement.iter().map(|r| r.count).sum();
         let plausible = *rec == rec.clone().seal() && covers == rec.info.ranks && covers > 0;
@@ -145,7 +156,7 @@ impl Prefix {
             let mut paths = manifests.iter().flat_map(|m| &m.files);
             let published = paths.try_for_each(|f| self.publish_file(key, attempt, &f.path));
             let rec = IndexRecord { epoch, ..rec }.seal();
-            if published.and_then(|()| self.write_index(now, &rec)).is_ok() {
+            if published.and_then(|()| self.write_record(now, &rec)).is_ok() {
                 completed.push(rec);
             }
         }

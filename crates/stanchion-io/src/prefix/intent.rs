@@ -38,9 +38,7 @@ impl Prefix {
             return Err(Trouble::new(Cause::Fenced).file(file));
         }
         // FM-S11: agents that were cut off, or slept, while the job was led on without them.
-        if self.read_index()?.0.iter().any(|there| rec.led_past(there)) {
-            return Err(Trouble::new(Cause::Fenced).file(file));
-        }
+        self.not_led_past(rec).map_err(|t| t.file(file.as_str()))?;
         let dir = claims_dir(rec.info.key, attempt);
         fs::make_dirs(&*self.fs, Path::new(&dir), 0o700).at(dir.as_str())?;
         self.put(&file, &json(rec))?;
@@ -72,7 +70,7 @@ impl Prefix {
             for manifest in &manifests {
                 self.flush_publish(manifest, attempt, &|| false)?;
             }
-            self.write_index(&IndexRecord { epoch, ..rec }.seal())?;
+            self.write_record(&IndexRecord { epoch, ..rec }.seal())?;
             completed.push(key);
         }
         Ok(completed)
