@@ -408,6 +408,9 @@ fn agents_past_which_the_job_was_led_on_do_not_flush() {
     new.prepare(&prefix, 1).unwrap();
     prefix.flush_intend(&intended, 1).unwrap();
     let interrupted = fs.fork();
+    let asleep = Dataset::of(key(1, 1), files(1));
+    asleep.prepare(&prefix, 9).unwrap();
+    prefix.flush_intend(&asleep.record(job, epoch), 9).unwrap();
     new.publish(&prefix, 1).unwrap();
     prefix.write_index(&intended).unwrap();
     // Agents of the first incarnation, awake again, and their orphans.
@@ -421,7 +424,9 @@ fn agents_past_which_the_job_was_led_on_do_not_flush() {
         ..line(old.record(job, later), 2)
     };
     assert_eq!(fenced(orphans.clone().seal()), refused);
-    // They may even have been about to write the record when they fell asleep.
+    // They may have fallen asleep after the intent, or when they were about to write the record.
+    assert_eq!(asleep.publish(&prefix, 9).map_err(|t| t.cause), refused);
+    assert_eq!(assert_index_true(&prefix, "nothing is replaced"), [3]);
     let written = |rec| prefix.write_index(&rec).map_err(|t| t.cause);
     assert_eq!(written(old.record(job, epoch)), refused);
     assert_eq!(assert_index_true(&prefix, "refused"), [3]);

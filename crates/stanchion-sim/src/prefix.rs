@@ -62,7 +62,18 @@ impl Prefix {
     }
 
     /// Renames one file of an attempt; before it replaces another, what vouches for that is withdrawn (FM-S10).
+    /// Who slept while the job was led on replaces nothing.
     pub fn publish_file(&mut self, key: Key, attempt: u32, path: &str) -> Result<(), Trouble> {
+        let staged = self.tmp.contains_key(&(key, attempt, path.to_owned()));
+        let mine = self.intents.get(&(key, attempt)).filter(|_| staged);
+        let void = |k: Key| k != key && self.files.contains_key(path) && self.vouched(k, path);
+        if mine.is_some_and(|m| self.index.iter().any(|(k, r)| m.led_past(r) && void(*k))) {
+            return Err(Trouble::new(Cause::Fenced));
+        }
+        self.place_file(key, attempt, path)
+    }
+
+    fn place_file(&mut self, key: Key, attempt: u32, path: &str) -> Result<(), Trouble> {
         let from = (key, attempt, path.to_owned());
         let Some(bytes) = self.tmp.remove(&from) else {
             // Renamed by an attempt that was told to do it twice.
@@ -154,7 +165,7 @@ impl Prefix {
                 continue;
             }
             let mut paths = manifests.iter().flat_map(|m| &m.files);
-            let published = paths.try_for_each(|f| self.publish_file(key, attempt, &f.path));
+            let published = paths.try_for_each(|f| self.place_file(key, attempt, &f.path));
             let rec = IndexRecord { epoch, ..rec }.seal();
             if published.and_then(|()| self.write_record(now, &rec)).is_ok() {
                 completed.push(rec);

@@ -68,7 +68,8 @@ impl Prefix {
         for (key, attempt, rec) in intents {
             let Some(manifests) = self.completable(&rec, attempt)? else { continue };
             for manifest in &manifests {
-                self.flush_publish(manifest, attempt, &|| false)?;
+                self.publish(manifest, attempt, true, &|| false)
+                    .map_err(|t| t.slot(manifest.slot))?;
             }
             self.write_record(&IndexRecord { epoch, ..rec }.seal())?;
             completed.push(key);
@@ -92,7 +93,7 @@ impl Prefix {
     }
 
     /// What an attempt was going to vouch for; `None` if it did not come so far.
-    fn intent(&self, key: Key, attempt: u32) -> Result<Option<IndexRecord>, Trouble> {
+    pub(super) fn intent(&self, key: Key, attempt: u32) -> Result<Option<IndexRecord>, Trouble> {
         let file = intent_file(key, attempt);
         let bytes = match fs::read_small(&*self.fs, Path::new(&file), limits::INDEX_FILE_BYTES_MAX)
         {
