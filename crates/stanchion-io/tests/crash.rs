@@ -432,6 +432,8 @@ fn agents_past_which_the_job_was_led_on_do_not_flush() {
     assert_eq!(assert_index_true(&prefix, "refused"), [3]);
     // If nothing of the newer line has come so far, theirs is the one, and is not replaced later.
     let prefix = prefix_on(&interrupted);
+    let written = prefix.write_index(&asleep.record(job, epoch)).map_err(|t| t.cause);
+    assert_eq!(written, refused, "the newer one is about to replace its files");
     old.prepare(&prefix, 2).unwrap();
     prefix.flush_intend(&orphans.clone().seal(), 2).unwrap();
     old.publish(&prefix, 2).unwrap();

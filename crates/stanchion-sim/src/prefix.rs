@@ -116,6 +116,7 @@ impl Prefix {
 
     fn led_past(&self, rec: &IndexRecord) -> bool {
         self.index.values().any(|there| rec.led_past(there))
+            || self.intents.values().any(|there| there.inc > rec.inc)
     }
 
     /// Makes the record appear by link(), unless the job was led on without those who flushed it.

@@ -56,13 +56,7 @@ impl Prefix {
         // A record that is there need not be durable: whoever wrote it may have died before it was.
         let index = format!("{DIR}/index");
         self.fs.sync_dir(Path::new(&index)).at(index)?;
-        let mut intents = Vec::new();
-        for name in self.names(&format!("{DIR}/tmp"))? {
-            let Some((key, attempt)) = parse_attempt_dir(&name) else { continue };
-            if let Some(rec) = self.intent(key, attempt)? {
-                intents.push((key, attempt, rec));
-            }
-        }
+        let mut intents = self.intents()?;
         intents.sort_by_key(|(key, attempt, _)| (*key, *attempt));
         let mut completed = Vec::new();
         for (key, attempt, rec) in intents {
@@ -90,6 +84,18 @@ impl Prefix {
     /// Did this attempt come so far that it may be completed?
     pub(super) fn intended(&self, key: Key, attempt: u32) -> bool {
         self.fs.stat(Path::new(&intent_file(key, attempt))).is_ok()
+    }
+
+    /// What all attempts that came so far are going to vouch for.
+    pub(super) fn intents(&self) -> Result<Vec<(Key, u32, IndexRecord)>, Trouble> {
+        let mut intents = Vec::new();
+        for name in self.names(&format!("{DIR}/tmp"))? {
+            let Some((key, attempt)) = parse_attempt_dir(&name) else { continue };
+            if let Some(rec) = self.intent(key, attempt)? {
+                intents.push((key, attempt, rec));
+            }
+        }
+        Ok(intents)
     }
 
     /// What an attempt was going to vouch for; `None` if it did not come so far.

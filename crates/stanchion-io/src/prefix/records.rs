@@ -101,7 +101,11 @@ impl Prefix {
     /// Has nobody led the job on without those who write this record?
     pub(super) fn not_led_past(&self, rec: &IndexRecord) -> Result<(), Trouble> {
         let led_past = self.read_index()?.0.iter().any(|there| rec.led_past(there));
-        if led_past { Err(Trouble::new(Cause::Fenced)) } else { Ok(()) }
+        // A later incarnation that is about to write its record has withdrawn those of the files it replaced.
+        if led_past || self.intents()?.iter().any(|(_, _, there)| there.inc > rec.inc) {
+            return Err(Trouble::new(Cause::Fenced));
+        }
+        Ok(())
     }
 
     /// The same for whoever completes what others left.
