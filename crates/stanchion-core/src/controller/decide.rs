@@ -535,6 +535,14 @@ impl Controller {
         if self.phase != Phase::Finishing || !self.current(inc) {
             return;
         }
+        let damaged = trouble.as_ref().is_some_and(|t| {
+            matches!(t.cause, Cause::Damaged | Cause::Missing | Cause::Size { .. })
+        });
+        if damaged && self.ending.is_some() && !std::mem::replace(&mut self.mended, true) {
+            // FM-F9: damage is an erasure. It was found by the last flush: what is restored is repaired.
+            self.survey(true);
+            return;
+        }
         self.finished(persistent, trouble);
     }
 

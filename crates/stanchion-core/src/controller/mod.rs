@@ -162,6 +162,8 @@ pub struct Controller {
     keep_ranks: bool,
     app_running: bool,
     ending: Option<Ending>,
+    /// The last flush found damage, and all was restored for it once more.
+    mended: bool,
     runs: u64,
     lost: u64,
     fruitless: u64,
@@ -226,6 +228,7 @@ impl Controller {
             keep_ranks: false,
             app_running: false,
             ending: None,
+            mended: false,
             runs: 0,
             lost: 0,
             fruitless: 0,
