@@ -76,6 +76,8 @@ pub struct Judge {
     pub certified: BTreeSet<Key>,
     /// Committed in an incarnation that was over, by agents that had not heard so.
     late: BTreeMap<Key, DatasetInfo>,
+    /// Commits that the runner was told of.
+    heard: BTreeSet<Key>,
     dropped: BTreeSet<Key>,
     stored: BTreeMap<(Incarnation, AgentId), u64>,
     announced: BTreeMap<Incarnation, u64>,
@@ -461,8 +463,12 @@ impl World {
         if over && level == Level::Protected {
             return;
         }
-        if over {
+        if over && self.judge.late.contains_key(&key) {
             self.admit_late(key);
+            // The job has gone on without it.
+            let inc = self.judge.plan.as_ref().map(|plan| plan.inc).unwrap_or_default();
+            let dead = !self.in_line(key, inc);
+            self.judge.promises.entry(key).and_modify(|p| p.dead = dead);
         }
         let Some(p) = self.judge.promises.get_mut(&key) else {
             return self.violate("FM-S2", format!("dataset {key} is {level:?} without a commit"));
@@ -507,6 +513,9 @@ impl World {
 
     /// Looks at what a controller does before it is done.
     pub(crate) fn judge_ctrl_action(&mut self, c: CtrlId, action: &ControllerAction) {
+        if let ControllerAction::Say(_, Notice::Report(Report::Committed(info, _))) = action {
+            self.judge.heard.insert(info.key);
+        }
         if let ControllerAction::Say(_, Notice::FinalFlushDone { trouble: Some(t), .. }) = action {
             // Deadlines that messages on such a network do not meet.
             self.judge.excused |= t.cause == Cause::Timeout && self.net_is_bad();
@@ -571,25 +580,24 @@ impl World {
             return self.violate("FM-L2", text);
         }
         let run = self.run;
+        let rejected = self.judge.promises.values().any(|p| p.rejected);
+        // Once all nodes that stored a commit are lost, only its report tells of it, and that may be lost on its way.
+        let gone = before
+            .as_ref()
+            .is_none_or(|plan| plan.slots.iter().all(|a| self.judge.lost.contains(a)));
+        if gone && restart.is_none() {
+            let heard = &self.judge.heard;
+            let untold = self.judge.promises.iter_mut().filter(|(key, _)| !heard.contains(key));
+            untold.for_each(|(_, p)| (p.cached, p.protected) = (false, false));
+        }
         let committed =
             self.judge.promises.iter().find(|(_, p)| p.run == run && p.cached && !p.rejected);
-        let rejected = self.judge.promises.values().any(|p| p.rejected);
-        // Once all nodes that stored a commit are lost, only its report tells of it; on its way it may be lost too.
-        let gone = |plan: &Plan| plan.slots.iter().all(|a| self.judge.lost.contains(a));
-        let unheard = before.as_ref().is_none_or(gone)
-            && (self.net.0 + self.net.2 > 0 || !self.cuts.is_empty());
         if restart.is_none()
             && !rejected
-            && !unheard
             && let Some((key, _)) = committed
         {
             let text = format!("the job starts anew although {key} was committed");
             return self.violate("FM-S14", text);
-        }
-        if unheard && restart.is_none() {
-            // Nor does anything tell of it later.
-            let untold = self.judge.promises.values_mut().filter(|p| p.run == run);
-            untold.for_each(|p| (p.cached, p.protected) = (false, false));
         }
         let there = self
             .prefix
