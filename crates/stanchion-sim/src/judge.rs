@@ -579,23 +579,30 @@ impl World {
             let text = format!("the job goes on from {restart:?} although {expected:?} is safe");
             return self.violate("FM-L2", text);
         }
+        if restart.is_none() {
+            self.judge_anew(before.as_ref());
+        }
+        for (key, p) in &mut self.judge.promises {
+            if restart.is_none_or(|r| key.no > r.no) {
+                p.dead = true;
+            }
+        }
+    }
+
+    /// FM-S14: the job starts from nothing; is there nothing? `before` is what was planned last.
+    fn judge_anew(&mut self, before: Option<&Plan>) {
         let run = self.run;
         let rejected = self.judge.promises.values().any(|p| p.rejected);
         // Once all nodes that stored a commit are lost, only its report tells of it, and that may be lost on its way.
-        let gone = before
-            .as_ref()
-            .is_none_or(|plan| plan.slots.iter().all(|a| self.judge.lost.contains(a)));
-        if gone && restart.is_none() {
+        let gone = before.is_none_or(|plan| plan.slots.iter().all(|a| self.judge.lost.contains(a)));
+        if gone {
             let heard = &self.judge.heard;
             let untold = self.judge.promises.iter_mut().filter(|(key, _)| !heard.contains(key));
             untold.for_each(|(_, p)| (p.cached, p.protected) = (false, false));
         }
         let committed =
             self.judge.promises.iter().find(|(_, p)| p.run == run && p.cached && !p.rejected);
-        if restart.is_none()
-            && !rejected
-            && let Some((key, _)) = committed
-        {
+        if !rejected && let Some((key, _)) = committed {
             let text = format!("the job starts anew although {key} was committed");
             return self.violate("FM-S14", text);
         }
@@ -604,18 +611,12 @@ impl World {
             .index
             .keys()
             .find(|k| self.judge.promises.get(k).is_some_and(|p| p.persistent && !p.dead));
-        if restart.is_none()
-            && !rejected
+        if !rejected
             && self.sc.settings.flag("fetch")
             && let Some(key) = there
         {
             let text = format!("the job starts anew although {key} is in the prefix");
             return self.violate("FM-S14", text);
-        }
-        for (key, p) in &mut self.judge.promises {
-            if restart.is_none_or(|r| key.no > r.no) {
-                p.dead = true;
-            }
         }
     }
 
