@@ -616,7 +616,7 @@ impl World {
             && let Some(key) = there
         {
             let text = format!("the job starts anew although {key} is in the prefix");
-            return self.violate("FM-S14", text);
+            self.violate("FM-S14", text);
         }
     }
 
