@@ -403,14 +403,14 @@ fn agents_past_which_the_job_was_led_on_do_not_flush() {
     };
     let (old, new) = (Dataset::of(key(2, 1), files(2)), Dataset::of(key(3, 2), files(3)));
     let job = prefix.job().unwrap();
+    let asleep = Dataset::of(key(1, 1), files(1));
+    asleep.prepare(&prefix, 9).unwrap();
+    prefix.flush_intend(&asleep.record(job, epoch), 9).unwrap();
     // Files get their names one after the other; the runner is gone before the record is there.
     let intended = line(new.record(job, epoch), 1);
     new.prepare(&prefix, 1).unwrap();
     prefix.flush_intend(&intended, 1).unwrap();
     let interrupted = fs.fork();
-    let asleep = Dataset::of(key(1, 1), files(1));
-    asleep.prepare(&prefix, 9).unwrap();
-    prefix.flush_intend(&asleep.record(job, epoch), 9).unwrap();
     new.publish(&prefix, 1).unwrap();
     prefix.write_index(&intended).unwrap();
     // Agents of the first incarnation, awake again, and their orphans.
