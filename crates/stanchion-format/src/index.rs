@@ -66,6 +66,23 @@ impl IndexRecord {
         (record.version == INDEX_VERSION && record.compute() == record.crc).then_some(record)
     }
 
+    /// Was the job led on past the incarnation that wants to write this record, as `there` in the index shows? A later
+    /// one wrote that; or one whose line this one does not go on with, for it goes on with an earlier one's. Then what
+    /// this record is of is not the newest any more, however late it comes.
+    pub fn led_past(&self, there: &IndexRecord) -> bool {
+        let parent = self.ancestry.0.iter().map(|(inc, _)| *inc).max().unwrap_or_default();
+        let between = parent.epoch.0 > 0 && parent < there.inc && there.inc < self.inc;
+        there.inc > self.inc || (between && !self.ancestry.admits(self.inc, there.info.key))
+    }
+
+    /// May nobody complete the flush that this record was intended for? It has its record, a newer dataset may have
+    /// taken its names since, or the line of one that was written later does not know it.
+    pub fn overtaken(&self, there: &IndexRecord) -> bool {
+        let key = self.info.key;
+        let abandoned = there.inc > self.inc && !there.ancestry.admits(there.inc, key);
+        there.info.key >= key || abandoned
+    }
+
     /// The record's file name.
     pub fn file_name(key: Key) -> String {
         format!("{:012}.{}.{}.json", key.no.0, key.inc.epoch.0, key.inc.count)
@@ -161,4 +178,80 @@ pub fn cache_rank_dir(cache: &str, key: Key, slot: SlotId, rank: RankId) -> Stri
 /// The directory in an agent's cache of one slot's part of a dataset. Its parity is the file `parity` there.
 pub fn cache_slot_dir(cache: &str, key: Key, slot: SlotId) -> String {
     format!("{cache}/{}/s{:06}", key_dir(key), slot.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::DatasetNo;
+    use crate::layout::{Asked, Scheme, Sets};
+
+    fn inc(epoch: u64, count: u32) -> Incarnation {
+        Incarnation { epoch: Epoch(epoch), count }
+    }
+
+    /// A record of dataset `no` of incarnation `of`, flushed by `by`, whose line is `line`.
+    fn record(
+        (no, of): (u64, Incarnation),
+        by: Incarnation,
+        line: &[(Incarnation, u64)],
+    ) -> IndexRecord {
+        let asked = Asked { scheme: Scheme::Single, set_size: 2 };
+        IndexRecord {
+            version: INDEX_VERSION,
+            job: JobId(1),
+            epoch: by.epoch,
+            inc: by,
+            ancestry: Ancestry(line.iter().map(|(i, no)| (*i, DatasetNo(*no))).collect()),
+            info: DatasetInfo {
+                key: Key { no: DatasetNo(no), inc: of },
+                name: format!("ckpt.{no}"),
+                flags: 1,
+                ranks: 1,
+                sets: Sets::new(asked.scheme, 1, asked.set_size),
+                chunk_bytes: 4096,
+                bytes: 0,
+                files: 0,
+                placement: Vec::new().into(),
+            },
+            unix_s: 0,
+            slots: Vec::new(),
+            times: None,
+            crc: Crc(0),
+        }
+    }
+
+    #[test]
+    fn who_was_left_behind_flushes_nothing() {
+        let start = (inc(0, 0), 0);
+        let second = [start, (inc(1, 1), 7)];
+        let led_on = record((9, inc(1, 2)), inc(1, 2), &second);
+        // An agent that slept in the first incarnation; orphans of it; those of the second one.
+        let sleeper = record((8, inc(1, 1)), inc(1, 1), &[start]);
+        assert!(sleeper.led_past(&led_on) && sleeper.overtaken(&led_on));
+        let orphans = record((8, inc(1, 1)), inc(2, 1), &[start, (inc(1, 1), 8)]);
+        assert!(orphans.led_past(&led_on));
+        let heirs = [start, (inc(1, 1), 7), (inc(1, 2), 10)];
+        let heirs = record((10, inc(1, 2)), inc(2, 1), &heirs);
+        assert!(!heirs.led_past(&led_on) && !heirs.overtaken(&led_on));
+        // What they have in common may be flushed by either.
+        let common = record((6, inc(1, 1)), inc(1, 2), &second);
+        assert!(!orphans.led_past(&common) && !orphans.overtaken(&common));
+        // A job that goes on from an older dataset leaves records of its own past behind.
+        let behind = record((9, inc(1, 1)), inc(1, 1), &[start]);
+        assert!(!record((7, inc(1, 1)), inc(1, 2), &second).led_past(&behind));
+        // A run that could not read what was there knows of no line.
+        assert!(!record((1, inc(3, 1)), inc(3, 1), &[start]).led_past(&led_on));
+    }
+
+    #[test]
+    fn an_abandoned_flush_is_not_completed() {
+        let start = (inc(0, 0), 0);
+        let intended = record((9, inc(1, 2)), inc(1, 2), &[start, (inc(1, 1), 7)]);
+        let other_line = record((8, inc(1, 1)), inc(2, 1), &[start, (inc(1, 1), 8)]);
+        assert!(intended.overtaken(&other_line));
+        let same_line = [start, (inc(1, 1), 7), (inc(1, 2), 9)];
+        assert!(!intended.overtaken(&record((6, inc(1, 1)), inc(1, 3), &same_line)));
+        assert!(intended.overtaken(&record((10, inc(1, 3)), inc(1, 3), &same_line)));
+    }
 }

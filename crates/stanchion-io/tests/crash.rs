@@ -387,3 +387,57 @@ fn a_further_attempt_takes_nothing_from_one_that_may_be_completed() {
         }
     }
 }
+
+#[test]
+fn agents_past_which_the_job_was_led_on_do_not_flush() {
+    use stanchion_format::ids::{Ancestry, DatasetNo, Incarnation, Key};
+    let fs = FaultyFs::new();
+    let prefix = prefix_on(&fs);
+    let epoch = prefix.take_epoch().unwrap();
+    let inc = |count| Incarnation { epoch, count };
+    let key = |no, count| Key { no: DatasetNo(no), inc: inc(count) };
+    let files = |no| Dataset::rotating(no).files;
+    let line = |rec: stanchion_format::index::IndexRecord, last| {
+        let ancestry = Ancestry(vec![(inc(1), DatasetNo(last))]);
+        stanchion_format::index::IndexRecord { ancestry, ..rec }.seal()
+    };
+    let (old, new) = (Dataset::of(key(2, 1), files(2)), Dataset::of(key(3, 2), files(3)));
+    let job = prefix.job().unwrap();
+    let asleep = Dataset::of(key(1, 1), files(1));
+    asleep.prepare(&prefix, 9).unwrap();
+    prefix.flush_intend(&asleep.record(job, epoch), 9).unwrap();
+    // Files get their names one after the other; the runner is gone before the record is there.
+    let intended = line(new.record(job, epoch), 1);
+    new.prepare(&prefix, 1).unwrap();
+    prefix.flush_intend(&intended, 1).unwrap();
+    let interrupted = fs.fork();
+    new.publish(&prefix, 1).unwrap();
+    prefix.write_index(&intended).unwrap();
+    // Agents of the first incarnation, awake again, and their orphans.
+    old.prepare(&prefix, 2).unwrap();
+    let fenced = |rec| prefix.flush_intend(&rec, 2).map_err(|t| t.cause);
+    let refused = Err(stanchion_format::peer::Cause::Fenced);
+    assert_eq!(fenced(old.record(job, epoch)), refused);
+    let later = prefix.take_epoch().unwrap();
+    let orphans = stanchion_format::index::IndexRecord {
+        inc: Incarnation { epoch: later, count: 1 },
+        ..line(old.record(job, later), 2)
+    };
+    assert_eq!(fenced(orphans.clone().seal()), refused);
+    // They may have fallen asleep after the intent, or when they were about to write the record.
+    assert_eq!(asleep.publish(&prefix, 9).map_err(|t| t.cause), refused);
+    assert_eq!(assert_index_true(&prefix, "nothing is replaced"), [3]);
+    let written = |rec| prefix.write_index(&rec).map_err(|t| t.cause);
+    assert_eq!(written(old.record(job, epoch)), refused);
+    assert_eq!(assert_index_true(&prefix, "refused"), [3]);
+    // If nothing of the newer line has come so far, theirs is the one, and is not replaced later.
+    let prefix = prefix_on(&interrupted);
+    let written = prefix.write_index(&asleep.record(job, epoch)).map_err(|t| t.cause);
+    assert_eq!(written, refused, "the newer one is about to replace its files");
+    old.prepare(&prefix, 2).unwrap();
+    prefix.flush_intend(&orphans.clone().seal(), 2).unwrap();
+    old.publish(&prefix, 2).unwrap();
+    prefix.write_index(&orphans.seal()).unwrap();
+    assert_eq!(prefix.flush_complete(later), Ok(vec![]));
+    assert_eq!(assert_index_true(&prefix, "not completed"), [2]);
+}

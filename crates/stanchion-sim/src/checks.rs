@@ -38,8 +38,8 @@ impl World {
         first(slot.0)..first(slot.0 + 1)
     }
 
-    /// Did every rank say yes, and is every byte where it was written?
-    pub(crate) fn whole(&self, info: &DatasetInfo) -> Result<(), String> {
+    /// Did every rank say yes?
+    pub(crate) fn spoken(&self, info: &DatasetInfo) -> Result<(), String> {
         let truth = self.judge.truth.get(&info.key).ok_or("nobody wrote it")?;
         let ranks = self.sc.app.ranks;
         if info.ranks != ranks || truth.said.len() as u32 != ranks {
@@ -48,6 +48,13 @@ impl World {
         if let Some((rank, _)) = truth.said.iter().find(|(_, ok)| !**ok) {
             return Err(format!("rank {rank} said invalid"));
         }
+        Ok(())
+    }
+
+    /// Did every rank say yes, and is every byte where it was written?
+    pub(crate) fn whole(&self, info: &DatasetInfo) -> Result<(), String> {
+        self.spoken(info)?;
+        let truth = self.judge.truth.get(&info.key).ok_or("nobody wrote it")?;
         for (rank, files) in &truth.files {
             let slot = self.slot_of(*rank);
             let Some(host) = self.host(slot).filter(|a| !self.judge.lost.contains(a)) else {

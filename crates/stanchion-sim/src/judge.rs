@@ -74,6 +74,10 @@ pub struct Judge {
     pub promises: BTreeMap<Key, Promise>,
     /// Keys for which a commit record was issued.
     pub certified: BTreeSet<Key>,
+    /// Committed in an incarnation that was over, by agents that had not heard so.
+    late: BTreeMap<Key, DatasetInfo>,
+    /// Commits that the runner was told of.
+    heard: BTreeSet<Key>,
     dropped: BTreeSet<Key>,
     stored: BTreeMap<(Incarnation, AgentId), u64>,
     announced: BTreeMap<Incarnation, u64>,
@@ -322,16 +326,36 @@ impl World {
         // One that slept through its own replacement goes on with what it had heard before: it sends to
         // agents that have left that incarnation, and a survey that admits its dataset is judged by that.
         let superseded = self.judge.plan.as_ref().is_some_and(|plan| plan.inc > inc);
-        if superseded || !self.judge.certified.insert(info.key) {
+        let key = info.key;
+        if superseded && !self.judge.certified.contains(&key) {
+            self.judge.late.entry(key).or_insert_with(|| info.clone());
+        }
+        if superseded || !self.judge.certified.insert(key) {
             return;
         }
-        let key = info.key;
         if self.judge.dropped.contains(&key) || key.inc != inc {
             return self.violate("FM-S4", format!("dataset {key} is dropped and committed"));
         }
         if let Err(text) = self.whole(info) {
             return self.violate("FM-S2", format!("dataset {key} is committed: {text}"));
         }
+        self.promised(info);
+    }
+
+    /// FM-S4: what agents have committed among themselves while others led the job on stands if those are gone: it is
+    /// whole, and whoever survives has its certificate.
+    fn admit_late(&mut self, key: Key) {
+        let Some(info) = self.judge.late.remove(&key) else { return };
+        if let Err(text) = self.spoken(&info) {
+            return self.violate("FM-S2", format!("dataset {key} is committed: {text}"));
+        }
+        if self.judge.certified.insert(key) {
+            self.promised(&info);
+        }
+    }
+
+    /// Nothing is promised of it yet.
+    fn promised(&mut self, info: &DatasetInfo) {
         let lost: BTreeSet<SlotId> = match &self.judge.plan {
             Some(plan) => (0..)
                 .zip(&plan.slots)
@@ -355,7 +379,7 @@ impl World {
             dead: false,
             protected_in: BTreeSet::new(),
         };
-        self.judge.promises.insert(key, promise);
+        self.judge.promises.insert(info.key, promise);
     }
 
     /// FM-L4: announced is only what every agent of the tree has stored.
@@ -390,7 +414,7 @@ impl World {
             }
             Report::Began(info) => self.judge_sets(inc, info),
             Report::Dropped(key, _) => self.judge_dropped(*key),
-            Report::RestartDone(_) => self.judge.verified.clear(),
+            Report::RestartDone(key) => self.judge_restarted(inc, *key),
             Report::Level(key, level, _) => self.judge_level(inc, *key, *level),
             Report::FlushFailed(key, _) => {
                 if let Some(p) = self.judge.promises.get_mut(key) {
@@ -402,6 +426,15 @@ impl World {
                 self.judge.promises.remove(key);
             }
             _ => {}
+        }
+    }
+
+    /// All ranks have read it: it is in all caches, whoever had heard that it was committed.
+    fn judge_restarted(&mut self, inc: Incarnation, key: Key) {
+        self.judge.verified.clear();
+        let current = self.judge.plan.as_ref().is_some_and(|plan| plan.inc == inc);
+        if let Some(p) = self.judge.promises.get_mut(&key).filter(|_| current) {
+            p.say();
         }
     }
 
@@ -429,6 +462,13 @@ impl World {
         let over = self.judge.plan.as_ref().is_some_and(|plan| plan.inc > inc);
         if over && level == Level::Protected {
             return;
+        }
+        if over && self.judge.late.contains_key(&key) {
+            self.admit_late(key);
+            // The job has gone on without it.
+            let inc = self.judge.plan.as_ref().map(|plan| plan.inc).unwrap_or_default();
+            let dead = !self.in_line(key, inc);
+            self.judge.promises.entry(key).and_modify(|p| p.dead = dead);
         }
         let Some(p) = self.judge.promises.get_mut(&key) else {
             return self.violate("FM-S2", format!("dataset {key} is {level:?} without a commit"));
@@ -473,6 +513,9 @@ impl World {
 
     /// Looks at what a controller does before it is done.
     pub(crate) fn judge_ctrl_action(&mut self, c: CtrlId, action: &ControllerAction) {
+        if let ControllerAction::Say(_, Notice::Report(Report::Committed(info, _))) = action {
+            self.judge.heard.insert(info.key);
+        }
         if let ControllerAction::Say(_, Notice::FinalFlushDone { trouble: Some(t), .. }) = action {
             // Deadlines that messages on such a network do not meet.
             self.judge.excused |= t.cause == Cause::Timeout && self.net_is_bad();
@@ -508,6 +551,7 @@ impl World {
                 // What comes from the prefix gets the sets of this job.
                 p.info.sets = entry.info.sets.clone();
             }
+            self.admit_late(key);
             if !self.judge.certified.contains(&key) {
                 return self
                     .violate("FM-S4", format!("dataset {key} goes on without a certificate"));
@@ -535,19 +579,30 @@ impl World {
             let text = format!("the job goes on from {restart:?} although {expected:?} is safe");
             return self.violate("FM-L2", text);
         }
+        if restart.is_none() {
+            self.judge_anew(before.as_ref());
+        }
+        for (key, p) in &mut self.judge.promises {
+            if restart.is_none_or(|r| key.no > r.no) {
+                p.dead = true;
+            }
+        }
+    }
+
+    /// FM-S14: the job starts from nothing; is there nothing? `before` is what was planned last.
+    fn judge_anew(&mut self, before: Option<&Plan>) {
         let run = self.run;
+        let rejected = self.judge.promises.values().any(|p| p.rejected);
+        // Once all nodes that stored a commit are lost, only its report tells of it, and that may be lost on its way.
+        let gone = before.is_none_or(|plan| plan.slots.iter().all(|a| self.judge.lost.contains(a)));
+        if gone {
+            let heard = &self.judge.heard;
+            let untold = self.judge.promises.iter_mut().filter(|(key, _)| !heard.contains(key));
+            untold.for_each(|(_, p)| (p.cached, p.protected) = (false, false));
+        }
         let committed =
             self.judge.promises.iter().find(|(_, p)| p.run == run && p.cached && !p.rejected);
-        let rejected = self.judge.promises.values().any(|p| p.rejected);
-        // Once all nodes that stored a commit are lost, only its report tells of it; on its way it may be lost too.
-        let gone = |plan: &Plan| plan.slots.iter().all(|a| self.judge.lost.contains(a));
-        let unheard = before.as_ref().is_none_or(gone)
-            && (self.net.0 + self.net.2 > 0 || !self.cuts.is_empty());
-        if restart.is_none()
-            && !rejected
-            && !unheard
-            && let Some((key, _)) = committed
-        {
+        if !rejected && let Some((key, _)) = committed {
             let text = format!("the job starts anew although {key} was committed");
             return self.violate("FM-S14", text);
         }
@@ -556,18 +611,12 @@ impl World {
             .index
             .keys()
             .find(|k| self.judge.promises.get(k).is_some_and(|p| p.persistent && !p.dead));
-        if restart.is_none()
-            && !rejected
+        if !rejected
             && self.sc.settings.flag("fetch")
             && let Some(key) = there
         {
             let text = format!("the job starts anew although {key} is in the prefix");
-            return self.violate("FM-S14", text);
-        }
-        for (key, p) in &mut self.judge.promises {
-            if restart.is_none_or(|r| key.no > r.no) {
-                p.dead = true;
-            }
+            self.violate("FM-S14", text);
         }
     }
 

@@ -62,7 +62,18 @@ impl Prefix {
     }
 
     /// Renames one file of an attempt; before it replaces another, what vouches for that is withdrawn (FM-S10).
+    /// Who slept while the job was led on replaces nothing.
     pub fn publish_file(&mut self, key: Key, attempt: u32, path: &str) -> Result<(), Trouble> {
+        let staged = self.tmp.contains_key(&(key, attempt, path.to_owned()));
+        let mine = self.intents.get(&(key, attempt)).filter(|_| staged);
+        let void = |k: Key| k != key && self.files.contains_key(path) && self.vouched(k, path);
+        if mine.is_some_and(|m| self.index.iter().any(|(k, r)| m.led_past(r) && void(*k))) {
+            return Err(Trouble::new(Cause::Fenced));
+        }
+        self.place_file(key, attempt, path)
+    }
+
+    fn place_file(&mut self, key: Key, attempt: u32, path: &str) -> Result<(), Trouble> {
         let from = (key, attempt, path.to_owned());
         let Some(bytes) = self.tmp.remove(&from) else {
             // Renamed by an attempt that was told to do it twice.
@@ -93,8 +104,31 @@ impl Prefix {
             .any(|(_, m)| m.files.iter().any(|f| f.path == path))
     }
 
-    /// Makes the record appear by link().
+    /// Says what an attempt is going to vouch for, unless the job was led on without it.
+    pub fn intend(&mut self, now: u64, rec: IndexRecord, attempt: u32) -> Result<(), Trouble> {
+        self.check(now)?;
+        if self.epoch > rec.epoch.0 || self.led_past(&rec) {
+            return Err(Trouble::new(Cause::Fenced));
+        }
+        self.intents.insert((rec.info.key, attempt), rec);
+        Ok(())
+    }
+
+    fn led_past(&self, rec: &IndexRecord) -> bool {
+        self.index.values().any(|there| rec.led_past(there))
+            || self.intents.values().any(|there| there.inc > rec.inc)
+    }
+
+    /// Makes the record appear by link(), unless the job was led on without those who flushed it.
     pub fn write_index(&mut self, now: u64, rec: &IndexRecord) -> Result<(), Trouble> {
+        self.check(now)?;
+        if self.led_past(rec) {
+            return Err(Trouble::new(Cause::Fenced));
+        }
+        self.write_record(now, rec)
+    }
+
+    fn write_record(&mut self, now: u64, rec: &IndexRecord) -> Result<(), Trouble> {
         self.check(now)?;
         let covers: u32 = rec.info.placement.iter().map(|r| r.count).sum();
         let plausible = *rec == rec.clone().seal() && covers == rec.info.ranks && covers > 0;
@@ -119,7 +153,7 @@ impl Prefix {
     pub fn flush_complete(&mut self, now: u64, epoch: Epoch) -> Vec<IndexRecord> {
         let mut completed = Vec::new();
         for ((key, attempt), rec) in std::mem::take(&mut self.intents) {
-            let overtaken = self.index.keys().any(|k| *k >= key);
+            let overtaken = self.index.values().any(|there| rec.overtaken(there));
             let manifests: Result<Vec<Manifest>, Trouble> =
                 rec.slots.iter().map(|(s, _)| self.vouched_slot(&rec, *s).cloned()).collect();
             let Some(manifests) = manifests.ok().filter(|_| !overtaken) else { continue };
@@ -132,9 +166,9 @@ impl Prefix {
                 continue;
             }
             let mut paths = manifests.iter().flat_map(|m| &m.files);
-            let published = paths.try_for_each(|f| self.publish_file(key, attempt, &f.path));
+            let published = paths.try_for_each(|f| self.place_file(key, attempt, &f.path));
             let rec = IndexRecord { epoch, ..rec }.seal();
-            if published.and_then(|()| self.write_index(now, &rec)).is_ok() {
+            if published.and_then(|()| self.write_record(now, &rec)).is_ok() {
                 completed.push(rec);
             }
         }

@@ -204,11 +204,7 @@ impl World {
                 Ok(Some(done()))
             }
             Work::FlushIntend { record, attempt } => {
-                self.prefix.check(self.now).map_err(plain)?;
-                if self.prefix.epoch > record.epoch.0 {
-                    return Err(plain(Trouble::new(Cause::Fenced)));
-                }
-                self.prefix.intents.insert((record.info.key, attempt), *record);
+                self.prefix.intend(self.now, *record, attempt).map_err(plain)?;
                 Ok(Some(done()))
             }
             Work::WriteIndex(record) => {

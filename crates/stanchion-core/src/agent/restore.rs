@@ -15,6 +15,9 @@ use stanchion_format::peer::{Cause, Msg, Restored, Severity, Source, Trouble};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// Sources that cannot be reached are waited for as long as so many silences that would be called a death.
+const SILENCES_MAX: u64 = 3;
+
 /// One slot of one dataset on its way.
 #[derive(Debug)]
 struct Job {
@@ -30,6 +33,8 @@ struct Job {
 #[derive(Debug, Default)]
 struct Bad {
     tries: u32,
+    /// Since when sources cannot be reached.
+    unreachable: Option<Millis>,
     not_before: Millis,
     running: bool,
     /// How many sums were wrong although their sources were right: which parities are taken next.
@@ -38,6 +43,19 @@ struct Bad {
     sources: Vec<(SlotId, Piece)>,
     /// Sources that failed: others are taken as long as there are enough.
     avoid: Vec<(SlotId, Piece)>,
+}
+
+impl Bad {
+    /// It failed; is it to be given up? Who cannot be reached is either found silent by the controller, which then decides
+    /// anew, or comes back: that takes its time, however often it is tried.
+    fn failed(&mut self, cause: Cause, now: Millis, patience: u64) -> bool {
+        if cause == Cause::Unreachable {
+            return now.since(*self.unreachable.get_or_insert(now)) > patience;
+        }
+        self.unreachable = None;
+        self.tries += 1;
+        self.tries >= SOURCE_TRIES_MAX
+    }
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -351,6 +369,7 @@ impl Agent {
     }
 
     pub(super) fn on_rebuilt(&mut self, key: Key, slot: SlotId, chunk: u64, result: TaskResult) {
+        let patience = SILENCES_MAX * self.settings().number("silence_timeout_ms");
         let (now, bugs) = (self.now.mono, self.cfg.bugs);
         let Some(job) = self.restore.jobs.get_mut(&(key, slot)) else { return };
         match result {
@@ -376,8 +395,8 @@ impl Agent {
                 };
                 let trouble = Self::trouble_of(other);
                 let Some(b) = job.bad.get_mut(&chunk) else { return };
-                b.tries += 1;
                 b.running = false;
+                let late = b.failed(trouble.cause, now, patience);
                 match failed.and_then(|i| b.sources.get(i)) {
                     // Another source may do at once.
                     _ if bugs.on(Bug::IgnoreAvoid) => {}
@@ -388,7 +407,7 @@ impl Agent {
                 }
                 b.not_before = now.after(SOURCE_RETRY_MS);
                 // A source may itself be under repair: that passes.
-                if b.tries >= SOURCE_TRIES_MAX || !passing(trouble.cause) {
+                if late || !passing(trouble.cause) {
                     self.restore_failed(key, trouble);
                 }
             }
@@ -455,5 +474,26 @@ impl Agent {
             _ => return,
         }
         self.send(PeerId::Controller, Msg::Opened(inc));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_cannot_be_reached_is_waited_for_and_what_is_wrong_is_counted() {
+        let mut bad = Bad::default();
+        for at in (1_000..=16_000).step_by(250) {
+            assert!(!bad.failed(Cause::Unreachable, Millis(at), 15_000), "at {at}");
+        }
+        assert!(bad.failed(Cause::Unreachable, Millis(16_001), 15_000));
+        // Something else came between: the wait begins anew.
+        assert!(!bad.failed(Cause::Damaged, Millis(16_100), 15_000));
+        assert!(!bad.failed(Cause::Unreachable, Millis(16_200), 15_000));
+        for _ in 2..SOURCE_TRIES_MAX {
+            assert!(!bad.failed(Cause::Damaged, Millis(16_300), 15_000));
+        }
+        assert!(bad.failed(Cause::Damaged, Millis(16_400), 15_000));
     }
 }

@@ -11,6 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Known<'a> {
     pub holdings: &'a BTreeMap<AgentId, Holdings>,
     pub index: &'a [IndexRecord],
+    /// The index could be read.
+    pub index_read: bool,
     /// Where each slot was, and is if that agent answered.
     pub slots: &'a [AgentId],
     /// What has been tried in vain.
@@ -163,10 +165,16 @@ impl Known<'_> {
         }
     }
 
+    /// Do agents know that it was persistent, and is it still, or a newer one in its place? A newer one that only began to
+    /// replace its files has had its record withdrawn.
     fn persistent(&self, key: Key) -> bool {
-        self.holdings.values().any(|h| {
-            h.datasets.iter().any(|d| d.info.key == key && d.levels.contains(&Level::Persistent))
-        })
+        let stands = !self.index_read || self.index.iter().any(|r| r.info.key >= key);
+        stands
+            && self.holdings.values().any(|h| {
+                h.datasets
+                    .iter()
+                    .any(|d| d.info.key == key && d.levels.contains(&Level::Persistent))
+            })
     }
 
     /// Does the agent of `slot` have its data, or the parity it keeps?

@@ -42,8 +42,7 @@ impl Controller {
         let flush = self.flush_wanted();
         let plan = self.plan.clone();
         let root = plan.as_ref().map(|p| p.slots[0]);
-        let agents: Vec<AgentId> = self.agents.keys().copied().collect();
-        for agent in agents {
+        for agent in self.asked() {
             if self.answered.contains(&agent) {
                 continue;
             }
@@ -58,6 +57,19 @@ impl Controller {
                 _ => continue,
             };
             self.send(agent, msg);
+        }
+    }
+
+    /// Who has to answer what this phase asks: in a survey everybody, then those that the plan was made for. Who
+    /// comes later is idle until the next survey.
+    fn asked(&self) -> Vec<AgentId> {
+        let all = self.agents.keys().copied();
+        match &self.plan {
+            Some(plan) if self.phase != Phase::Surveying => {
+                let of_plan: BTreeSet<AgentId> = plan.agents.iter().map(|a| a.id).collect();
+                all.filter(|a| of_plan.contains(a)).collect()
+            }
+            _ => all.collect(),
         }
     }
 
@@ -148,6 +160,7 @@ impl Controller {
         choose::Known {
             holdings: &self.holdings,
             index: self.index.as_deref().unwrap_or(&[]),
+            index_read: self.prefix_trouble.is_none(),
             slots,
             excluded: &self.excluded,
             named: self.named.as_deref(),
@@ -440,8 +453,7 @@ impl Controller {
 
     /// Goes on when all have answered.
     pub(super) fn check_answers(&mut self) {
-        let all = self.answered.len() >= self.agents.len()
-            && self.agents.keys().all(|a| self.answered.contains(a));
+        let all = self.asked().iter().all(|a| self.answered.contains(a));
         let some = self.bug(Bug::OpenBeforeRestored) && !self.answered.is_empty();
         match self.phase {
             Phase::Installing if all => {
@@ -521,6 +533,14 @@ impl Controller {
         trouble: Option<Trouble>,
     ) {
         if self.phase != Phase::Finishing || !self.current(inc) {
+            return;
+        }
+        let damaged = trouble.as_ref().is_some_and(|t| {
+            matches!(t.cause, Cause::Damaged | Cause::Missing | Cause::Size { .. })
+        });
+        if damaged && self.ending.is_some() && !std::mem::replace(&mut self.mended, true) {
+            // FM-F9: damage is an erasure. It was found by the last flush: what is restored is repaired.
+            self.survey(true);
             return;
         }
         self.finished(persistent, trouble);

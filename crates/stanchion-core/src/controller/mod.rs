@@ -6,6 +6,8 @@
 
 mod choose;
 mod decide;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 use crate::api::{ControllerAction, ControllerEvent, GiveUp, Millis, Notice, Now, Outcome};
@@ -136,6 +138,7 @@ enum Ending {
 pub struct Controller {
     cfg: ControllerConfig,
     now: Now,
+    lived: watch::Lived,
     out: Vec<ControllerAction>,
     phase: Phase,
     since: Millis,
@@ -159,6 +162,8 @@ pub struct Controller {
     keep_ranks: bool,
     app_running: bool,
     ending: Option<Ending>,
+    /// The last flush found damage, and all was restored for it once more.
+    mended: bool,
     runs: u64,
     lost: u64,
     fruitless: u64,
@@ -201,6 +206,7 @@ impl Controller {
         Controller {
             cfg,
             now,
+            lived: watch::Lived::new(now.mono),
             out: Vec::new(),
             phase: Phase::Starting,
             since: now.mono,
@@ -222,6 +228,7 @@ impl Controller {
             keep_ranks: false,
             app_running: false,
             ending: None,
+            mended: false,
             runs: 0,
             lost: 0,
             fruitless: 0,
@@ -242,7 +249,7 @@ impl Controller {
 
     /// Takes an event, gives what is to be done, in order.
     pub fn step(&mut self, now: Now, event: ControllerEvent) -> Vec<ControllerAction> {
-        self.now = now;
+        self.now = Now { mono: self.lived.until(now.mono), ..now };
         if self.phase == Phase::Done {
             return Vec::new();
         }

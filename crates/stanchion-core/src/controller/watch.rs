@@ -1,13 +1,40 @@
 //! Time: what is sent again, who is silent, what takes too long (FM-V1, FM-F5a).
 
 use super::{Controller, INDEX_TIMEOUT_MS, PING_MS, Phase, RESEND_MS};
-use crate::api::{ControllerAction, Outcome};
+use crate::api::{ControllerAction, Millis, Outcome};
 use stanchion_format::ids::AgentId;
 use stanchion_format::peer::{Cause, Msg, Trouble};
 use std::collections::BTreeSet;
 
 /// Observers that are asked about a silent agent.
 const OBSERVERS: usize = 2;
+
+/// A process hears of the time ten times a second: after such a pause it was stopped, milliseconds.
+const PAUSE_MS: u64 = 2_000;
+
+/// Time as this process has lived it. While it was stopped, it could hear nobody: that is no silence of theirs, and
+/// no deadline of anything has come nearer.
+#[derive(Debug)]
+pub(super) struct Lived {
+    heard: Millis,
+    slept: u64,
+}
+
+impl Lived {
+    pub(super) fn new(now: Millis) -> Lived {
+        Lived { heard: now, slept: 0 }
+    }
+
+    /// The time without what was slept until `now`.
+    pub(super) fn until(&mut self, now: Millis) -> Millis {
+        let pause = now.since(self.heard);
+        if pause > PAUSE_MS {
+            self.slept += pause;
+        }
+        self.heard = now;
+        Millis(now.0.saturating_sub(self.slept))
+    }
+}
 
 impl Controller {
     pub(super) fn on_tick(&mut self) {
@@ -93,5 +120,20 @@ impl Controller {
             }
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_slept_is_no_time() {
+        let mut lived = Lived::new(Millis(5_000));
+        assert_eq!(lived.until(Millis(5_100)), Millis(5_100));
+        assert_eq!(lived.until(Millis(7_000)), Millis(7_000), "busy, not stopped");
+        assert_eq!(lived.until(Millis(47_000)), Millis(7_000));
+        assert_eq!(lived.until(Millis(47_100)), Millis(7_100));
+        assert_eq!(lived.until(Millis(57_100)), Millis(7_100));
     }
 }

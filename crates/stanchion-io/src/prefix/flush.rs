@@ -299,13 +299,15 @@ impl Prefix {
         attempt: u32,
         cancel: &dyn Fn() -> bool,
     ) -> Result<(), Trouble> {
-        self.publish(m, attempt, cancel).map_err(|t| t.slot(m.slot))
+        self.publish(m, attempt, false, cancel).map_err(|t| t.slot(m.slot))
     }
 
-    fn publish(
+    /// `completing`: it was left by others, and nobody has overtaken it.
+    pub(super) fn publish(
         &self,
         m: &Manifest,
         attempt: u32,
+        completing: bool,
         cancel: &dyn Fn() -> bool,
     ) -> Result<(), Trouble> {
         self.writable()?;
@@ -328,7 +330,7 @@ impl Prefix {
             replaced.remove(entry.path.as_str());
         }
         self.make_places(m)?;
-        self.withdraw_for(m, &replaced)?;
+        self.withdraw_for(m, attempt, completing, &replaced)?;
         for entry in &waiting {
             if cancel() {
                 return Err(cancelled());
@@ -340,15 +342,30 @@ impl Prefix {
         Ok(())
     }
 
-    fn withdraw_for(&self, m: &Manifest, replaced: &BTreeSet<&str>) -> Result<(), Trouble> {
+    fn withdraw_for(
+        &self,
+        m: &Manifest,
+        attempt: u32,
+        completing: bool,
+        replaced: &BTreeSet<&str>,
+    ) -> Result<(), Trouble> {
         if replaced.is_empty() {
             return Ok(());
         }
+        let mut void = Vec::new();
         // The record of this very dataset stays: its files are replaced by their equals.
         for rec in self.other_records(m.key)? {
             if self.vouches(&rec, m.slot, replaced)? {
-                self.withdraw(rec.info.key)?;
+                void.push(rec);
             }
+        }
+        let mine = if completing || void.is_empty() { None } else { self.intent(m.key, attempt)? };
+        if mine.is_some_and(|mine| void.iter().any(|there| mine.led_past(there))) {
+            // FM-L3: who slept since it was intended does not replace what came in the meantime.
+            return Err(Trouble::new(Cause::Fenced));
+        }
+        for rec in void {
+            self.withdraw(rec.info.key)?;
         }
         // What another slot has withdrawn may not be durable yet.
         let index = format!("{DIR}/index");

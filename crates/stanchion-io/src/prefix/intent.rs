@@ -37,6 +37,8 @@ impl Prefix {
         if self.newest_epoch()? > rec.epoch {
             return Err(Trouble::new(Cause::Fenced).file(file));
         }
+        // FM-S11: agents that were cut off, or slept, while the job was led on without them.
+        self.not_led_past(rec).map_err(|t| t.file(file.as_str()))?;
         let dir = claims_dir(rec.info.key, attempt);
         fs::make_dirs(&*self.fs, Path::new(&dir), 0o700).at(dir.as_str())?;
         self.put(&file, &json(rec))?;
@@ -47,28 +49,23 @@ impl Prefix {
     }
 
     /// Completes interrupted flushes, oldest first; gives their datasets. Those of which something is missing
-    /// or damaged stay as they are, as do those that a newer dataset has overtaken. For whoever has just taken
-    /// the prefix over with `epoch`: nobody else may be flushing (FM-C5).
+    /// or damaged stay as they are, as do those that a newer dataset, or another line of the job, has overtaken. For
+    /// whoever has just taken the prefix over with `epoch`: nobody else may be flushing (FM-C5).
     pub fn flush_complete(&self, epoch: Epoch) -> Result<Vec<Key>, Trouble> {
         self.writable()?;
         // A record that is there need not be durable: whoever wrote it may have died before it was.
         let index = format!("{DIR}/index");
         self.fs.sync_dir(Path::new(&index)).at(index)?;
-        let mut intents = Vec::new();
-        for name in self.names(&format!("{DIR}/tmp"))? {
-            let Some((key, attempt)) = parse_attempt_dir(&name) else { continue };
-            if let Some(rec) = self.intent(key, attempt)? {
-                intents.push((key, attempt, rec));
-            }
-        }
+        let mut intents = self.intents()?;
         intents.sort_by_key(|(key, attempt, _)| (*key, *attempt));
         let mut completed = Vec::new();
         for (key, attempt, rec) in intents {
             let Some(manifests) = self.completable(&rec, attempt)? else { continue };
             for manifest in &manifests {
-                self.flush_publish(manifest, attempt, &|| false)?;
+                self.publish(manifest, attempt, true, &|| false)
+                    .map_err(|t| t.slot(manifest.slot))?;
             }
-            self.write_index(&IndexRecord { epoch, ..rec }.seal())?;
+            self.write_record(&IndexRecord { epoch, ..rec }.seal())?;
             completed.push(key);
         }
         Ok(completed)
@@ -89,8 +86,20 @@ impl Prefix {
         self.fs.stat(Path::new(&intent_file(key, attempt))).is_ok()
     }
 
+    /// What all attempts that came so far are going to vouch for.
+    pub(super) fn intents(&self) -> Result<Vec<(Key, u32, IndexRecord)>, Trouble> {
+        let mut intents = Vec::new();
+        for name in self.names(&format!("{DIR}/tmp"))? {
+            let Some((key, attempt)) = parse_attempt_dir(&name) else { continue };
+            if let Some(rec) = self.intent(key, attempt)? {
+                intents.push((key, attempt, rec));
+            }
+        }
+        Ok(intents)
+    }
+
     /// What an attempt was going to vouch for; `None` if it did not come so far.
-    fn intent(&self, key: Key, attempt: u32) -> Result<Option<IndexRecord>, Trouble> {
+    pub(super) fn intent(&self, key: Key, attempt: u32) -> Result<Option<IndexRecord>, Trouble> {
         let file = intent_file(key, attempt);
         let bytes = match fs::read_small(&*self.fs, Path::new(&file), limits::INDEX_FILE_BYTES_MAX)
         {
@@ -107,8 +116,7 @@ impl Prefix {
         attempt: u32,
     ) -> Result<Option<Vec<Manifest>>, Trouble> {
         let (records, _) = self.read_index()?;
-        // It has its record, or a newer dataset may have taken its names since.
-        if self.job()? != rec.job || records.iter().any(|r| r.info.key >= rec.info.key) {
+        if self.job()? != rec.job || records.iter().any(|there| rec.overtaken(there)) {
             return Ok(None);
         }
         let mut manifests = Vec::new();

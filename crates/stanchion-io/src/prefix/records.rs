@@ -90,10 +90,26 @@ impl Prefix {
         if right { Ok(manifest) } else { Err(malformed()) }
     }
 
-    /// Makes the record appear, whole and durable (FM-S9), unless a higher epoch was taken (`Fenced`,
-    /// FM-S11). A record that vouches for the same is as good; one that does not is never replaced
-    /// (`State`), except if it is damaged.
+    /// Makes the record appear, whole and durable (FM-S9), unless a higher epoch was taken, or the job was led on
+    /// without whoever flushed this: then its files may have been replaced since (`Fenced`, FM-S10, FM-S11). A record
+    /// that vouches for the same is as good; one that does not is never replaced (`State`), except if it is damaged.
     pub fn write_index(&self, rec: &IndexRecord) -> Result<(), Trouble> {
+        self.not_led_past(rec).map_err(|t| t.file(record_file(rec.info.key)))?;
+        self.write_record(rec)
+    }
+
+    /// Has nobody led the job on without those who write this record?
+    pub(super) fn not_led_past(&self, rec: &IndexRecord) -> Result<(), Trouble> {
+        let led_past = self.read_index()?.0.iter().any(|there| rec.led_past(there));
+        // A later incarnation that is about to write its record has withdrawn those of the files it replaced.
+        if led_past || self.intents()?.iter().any(|(_, _, there)| there.inc > rec.inc) {
+            return Err(Trouble::new(Cause::Fenced));
+        }
+        Ok(())
+    }
+
+    /// The same for whoever completes what others left.
+    pub(super) fn write_record(&self, rec: &IndexRecord) -> Result<(), Trouble> {
         let file = record_file(rec.info.key);
         if *rec != rec.clone().seal() || !plausible(rec) {
             return Err(Trouble::new(Cause::Malformed).file(file));
