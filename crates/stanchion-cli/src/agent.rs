@@ -129,8 +129,9 @@ fn read_options() -> anyhow::Result<Started> {
     let parsed = serde_json::from_slice::<Options>(&line);
     line.fill(0);
     // Without the parser's words, which may quote what was given.
-    let mut options =
-        parsed.map_err(|_| anyhow!("`stanchion agent` is started by `stanchion run` and `scavenge` only"))?;
+    let mut options = parsed.map_err(|_| {
+        anyhow!("`stanchion agent` is started by `stanchion run` and `scavenge` only")
+    })?;
     let settings = Settings::from_pairs(&options.settings).context("settings")?;
     let secret = Arc::new(Secret::new(options.secret));
     options.secret.fill(0);

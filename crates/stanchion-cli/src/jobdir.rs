@@ -334,10 +334,7 @@ pub fn discard(found: &Found) {
 
 /// Ends what jobs left behind whose runner and agents are all dead, and removes it but for what `keep` says of them. Returns
 /// how many are removed, and who is kept.
-pub fn sweep(
-    base: &Path,
-    keep: impl FnOnce(&[Found]) -> BTreeSet<PathBuf>,
-) -> (usize, Vec<Found>) {
+pub fn sweep(base: &Path, keep: impl FnOnce(&[Found]) -> BTreeSet<PathBuf>) -> (usize, Vec<Found>) {
     let Ok(_lock) = base_lock(base) else { return (0, Vec::new()) };
     let dead: Vec<Found> = all(base).into_iter().filter(|f| !f.alive()).collect();
     for found in &dead {

@@ -138,9 +138,8 @@ impl Holding {
             return false;
         }
         let members = sets.members(self.slot);
-        let ours = |m: &Manifest| {
-            m.key == self.info.key && members.contains(&m.slot) && m.check().is_ok()
-        };
+        let ours =
+            |m: &Manifest| m.key == self.info.key && members.contains(&m.slot) && m.check().is_ok();
         let has = |slot| self.manifests.iter().any(|m| m.slot == slot);
         self.manifests.windows(2).all(|w| w[0].slot < w[1].slot)
             && self.manifests.iter().all(|m| ours(m))

@@ -424,4 +424,53 @@ mod tests {
         assert!(queue.state().take(Class::Low).is_none());
         assert!(queue.push(TaskId(0), dirs(0), None));
     }
+
+    #[test]
+    fn what_is_written_down_goes_first_and_not_behind_its_eviction() {
+        // FM-A1: a predecessor is evicted behind what makes it needless, and nothing makes its directory anew.
+        let queue = Queue::default();
+        let remember = |no: u64| Work::Remember(Box::new(holding(no)));
+        assert!(queue.push(TaskId(1), abort(9), None));
+        assert!(
+            queue.push(TaskId(2), remember(7), None) && queue.push(TaskId(3), remember(8), None)
+        );
+        queue.evict(&[key_of(7)]);
+        let first = job(queue.state().take(Class::Low));
+        assert_eq!(first.task, TaskId(3));
+        assert!(
+            matches!(queue.state().take(Class::Low), Some(Next::Evict(key)) if key == key_of(7))
+        );
+        // One that is new after that is of a dataset that came back.
+        assert!(queue.push(TaskId(4), remember(7), None));
+        assert_eq!(job(queue.state().take(Class::Low)).task, TaskId(1));
+        assert!(queue.state().take(Class::Low).is_none());
+        queue.evicted(key_of(7));
+        assert_eq!(job(queue.state().take(Class::Low)).task, TaskId(4));
+    }
+
+    fn holding(no: u64) -> stanchion_format::holding::Holding {
+        use stanchion_format::layout::{Scheme, Sets};
+        let info = stanchion_format::peer::DatasetInfo {
+            key: key_of(no),
+            name: "x".into(),
+            flags: 1,
+            ranks: 1,
+            sets: Sets::new(Scheme::Single, 1, 2),
+            chunk_bytes: 4096,
+            bytes: 0,
+            files: 0,
+            placement: [].into(),
+        };
+        stanchion_format::holding::Holding {
+            no: 1,
+            job: stanchion_format::ids::JobId(1),
+            inc: Incarnation::default(),
+            ancestry: Default::default(),
+            info,
+            slot: SlotId(0),
+            data: true,
+            parity: false,
+            manifests: Vec::new(),
+        }
+    }
 }

@@ -1,8 +1,8 @@
 //! `stanchion scavenge`: what a job's agents left in their caches, when the runner and all of them are gone, is rebuilt
 //! and written to the prefix (FM-A1).
 
-pub mod left;
 mod lead;
+pub mod left;
 
 use crate::args::ScavengeArgs;
 use crate::exit::{Exit, Failed, OrExit};
@@ -269,9 +269,10 @@ impl Task<'_> {
                 failed(Exit::Unrecoverable, format!("dataset number {} {text}", wanted.no))
             }
             (Outcome::Interrupted, _) => failed(Exit::Interrupted, "interrupted".into()),
-            (Outcome::Fenced(epoch), _) => {
-                failed(Exit::Fenced, format!("another run (epoch {epoch}) has taken the prefix over"))
-            }
+            (Outcome::Fenced(epoch), _) => failed(
+                Exit::Fenced,
+                format!("another run (epoch {epoch}) has taken the prefix over"),
+            ),
             (Outcome::AgentsFailed(t), _) => {
                 failed(Exit::AgentsFailed, format!("the agents did not come up or answer: {t}"))
             }

@@ -105,7 +105,7 @@ impl Agent {
     }
 
     /// Takes over what agents that are gone have left in this one's cache. It is told to surveys; nothing of it is believed
-    /// before it is compared with its manifest, like all that is restored from.
+    /// before it is compared with its manifest, like all that is restored from. `holdings`: the newest last.
     pub fn adopting(mut self, holdings: Vec<Holding>) -> Agent {
         for holding in holdings.into_iter().filter(|h| h.job == self.cfg.job) {
             if holding.inc >= self.adopted.inc {
@@ -114,16 +114,14 @@ impl Agent {
             let key = holding.info.key;
             let dataset =
                 self.datasets.entry(key).or_insert_with(|| Dataset::new(holding.info.clone()));
+            dataset.info = holding.info;
             dataset.certified = true;
             dataset.levels_stored.insert(Level::Cached);
             for manifest in holding.manifests {
                 dataset.manifests.insert(manifest.slot, Arc::clone(&manifest));
             }
-            let part = SlotPart {
-                data: holding.data,
-                parity_done: holding.parity,
-                ..SlotPart::default()
-            };
+            let part =
+                SlotPart { data: holding.data, parity_done: holding.parity, ..SlotPart::default() };
             dataset.slots.insert(holding.slot, part);
         }
         let Adopted { inc, ancestry } = &self.adopted;
