@@ -253,6 +253,8 @@ def test_scavenge_is_killed_and_called_again(lab):
     began = subprocess.Popen([str(STANCHION), "scavenge", "--prefix", str(lab.prefix)], env=lab.env(),
                              stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
     began.stderr.readline()
+    # Stopped, it starts no agent that would not be found.
+    os.kill(began.pid, signal.SIGSTOP)
     pids = [pid for pid, _ in lab.processes()]
     for pid in {began.pid, *pids}:
         try:
@@ -261,6 +263,7 @@ def test_scavenge_is_killed_and_called_again(lab):
             pass
     began.wait()
     began.stderr.close()
+    until(lambda: not any(map(lives, pids)), 20, "all are dead")
     told, _ = scavenge(lab)
     comes_back(lab, "RS(3,2)", 5, (1, 3), number, told)
 
