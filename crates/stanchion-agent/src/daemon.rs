@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,6 +14,7 @@ use stanchion_core::bugs::Bugs;
 use stanchion_core::controller::{ControllerConfig, Purpose, Status};
 use stanchion_format::client::{Answer, Code, MemoryAt};
 use stanchion_format::config::Settings;
+use stanchion_format::holding::Holding;
 use stanchion_format::ids::{AgentId, JobId, Key, PeerId, RankId, SlotId};
 use stanchion_format::limits::{EXTENTS_PER_ANSWER_MAX, PARTS_PER_ANSWER_MAX, TEXT_BYTES_MAX};
 use stanchion_format::peer::{AgentAddr, Msg, Severity, Trouble};
@@ -55,8 +56,10 @@ pub struct AgentOptions {
     pub listen: IpAddr,
     /// The ranks' socket, in a directory of mode 0700.
     pub socket: PathBuf,
-    /// The cache directory: absolute; emptied now and removed at the end.
+    /// The cache directory: absolute; emptied now and removed at the end, unless it is adopted.
     pub cache: PathBuf,
+    /// The cache is one that an agent left which is gone: what is in it is told to who leads, and stays.
+    pub adopt: bool,
     /// The persistent directory: absolute.
     pub prefix: PathBuf,
     /// Shared memory for datasets, bytes.
@@ -134,8 +137,22 @@ pub fn run(options: AgentOptions, ready: impl FnOnce(ReadyInfo)) -> Result<(), A
         }
         drop(ignored);
     };
-    let mind = |stores, now| Agent::new(AgentConfig { stores, ..config }, now);
+    let left = match options.adopt {
+        true => left_in(&options.cache)?,
+        false => Vec::new(),
+    };
+    let mind = |stores, now| Agent::new(AgentConfig { stores, ..config }, now).adopting(left);
     run_with(options, mind, ready, terminate)
+}
+
+/// What an agent that is gone has written down of its cache.
+fn left_in(cache: &Path) -> Result<Vec<Holding>, AgentError> {
+    let unusable = |trouble| AgentError::Cache(cache.to_owned(), trouble);
+    let left = Cache::left(cache).map_err(unusable)?;
+    for (file, why) in &left.refused {
+        warn!(file = %file.display(), why, "what it says of the cache is not believed");
+    }
+    Ok(left.holdings)
 }
 
 /// The same with any mind, and without changes to the process; `terminate` is an order to leave. The mind is told
@@ -150,7 +167,8 @@ where
     M: AgentMind,
     F: Future<Output = ()>,
 {
-    let mut cache = Cache::open(&options.cache, store::bytes_max(&options.settings))
+    let open = if options.adopt { Cache::adopt } else { Cache::open };
+    let mut cache = open(&options.cache, store::bytes_max(&options.settings))
         .map_err(|trouble| AgentError::Cache(options.cache.clone(), trouble))?;
     let (memory_to, memory) = mpsc::unbounded_channel();
     let freed = memory_to.clone();
@@ -159,7 +177,12 @@ where
         let _ = freed.send(AgentEvent::Released(vec![id]));
     }));
     let (trouble_to, trouble) = mpsc::unbounded_channel();
-    match store::open(&options.cache, &options.settings) {
+    // Nothing is written in memory any more where a cache is adopted.
+    let store = match options.adopt {
+        true => Ok(None),
+        false => store::open(&options.cache, &options.settings),
+    };
+    match store {
         Ok(Some(store)) => {
             let chunk = options.settings.number("chunk_bytes");
             let told = Box::new(move |t: &Trouble| drop(trouble_to.send(t.clone())));

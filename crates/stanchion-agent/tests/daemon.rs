@@ -103,6 +103,7 @@ fn options(id: u32, dir: &Path) -> AgentOptions {
         listen: IpAddr::V4(Ipv4Addr::LOCALHOST),
         socket: dir.join(format!("run{id}/agent")),
         cache: dir.join(format!("cache{id}")),
+        adopt: false,
         prefix: dir.join("prefix"),
         pool_bytes_max: 64 << 20,
         settings: Settings::default(),

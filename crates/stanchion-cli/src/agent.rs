@@ -41,6 +41,8 @@ pub struct Options {
     pub prefix: PathBuf,
     /// Its cache.
     pub cache: PathBuf,
+    /// That is what another agent left: nothing of it is removed.
+    pub adopt: bool,
     /// Its directory: socket, log.
     pub root: PathBuf,
     /// Agents on this machine.
@@ -149,8 +151,9 @@ fn read_options() -> anyhow::Result<Started> {
     let parsed = serde_json::from_slice::<Options>(&line);
     line.fill(0);
     // Without the parser's words, which may quote what was given.
-    let mut options =
-        parsed.map_err(|_| anyhow!("`stanchion agent` is started by `stanchion run` only"))?;
+    let mut options = parsed.map_err(|_| {
+        anyhow!("`stanchion agent` is started by `stanchion run` and `scavenge` only")
+    })?;
     let settings = Settings::from_pairs(&options.settings).context("settings")?;
     let secret = Arc::new(Secret::new(options.secret));
     options.secret.fill(0);
@@ -161,6 +164,7 @@ fn read_options() -> anyhow::Result<Started> {
         listen: IpAddr::V4(enter_net(options.id)?),
         socket: options.root.join(SOCKET),
         cache: options.cache,
+        adopt: options.adopt,
         prefix: options.prefix,
         pool_bytes_max: pool_bytes_max(&settings, options.agents_here),
         settings: settings.clone(),

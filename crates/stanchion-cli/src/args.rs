@@ -21,6 +21,8 @@ pub struct Cli {
 pub enum Command {
     /// Run a parallel program, and restart it from its checkpoints when it or a node is lost
     Run(RunArgs),
+    /// Save the newest checkpoint from the files of a job whose runner and agents are all gone
+    Scavenge(ScavengeArgs),
     /// List the datasets in a prefix
     List(PrefixArgs),
     /// Show one dataset of a prefix: its files by rank
@@ -117,6 +119,25 @@ pub struct RunArgs {
     /// The launch command, unchanged: `mpiexec -n 8 ./app ...`
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// `stanchion scavenge`.
+#[derive(Debug, Args)]
+pub struct ScavengeArgs {
+    #[command(flatten)]
+    pub common: PrefixArgs,
+    /// A node's cache, or a directory of such; otherwise what this user's dead jobs left on this machine. May be repeated
+    #[arg(long = "cache", value_name = "DIR")]
+    pub caches: Vec<PathBuf>,
+    /// Only jobs of this name, or whose job directory this is
+    #[arg(long, value_name = "JOB", conflicts_with = "caches")]
+    pub job: Option<String>,
+    /// Remove what is left instead of saving it
+    #[arg(long, conflicts_with = "caches")]
+    pub discard: bool,
+    /// Any setting; see `stanchion config`. May be repeated
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    pub set: Vec<String>,
 }
 
 /// `stanchion inspect`.

@@ -53,7 +53,8 @@ pub const TABLE: &[(Exit, &str, &str)] = &[
     (
         Exit::Unrecoverable,
         "unrecoverable",
-        "a checkpoint of this run was lost and no other can be recovered; nothing was started from the beginning",
+        "a checkpoint of this run was lost and no other can be recovered; nothing was started from the beginning \
+         (scavenge: too little is left of it)",
     ),
     (Exit::NoSpare, "no_spare", "a node was lost and no spare node is left"),
     (Exit::Halted, "halted", "halted, as `stanchion halt` or the time limit asked"),
@@ -70,7 +71,8 @@ pub const TABLE: &[(Exit, &str, &str)] = &[
     (
         Exit::BadRestart,
         "bad_restart",
-        "the dataset to restart from does not exist or was written by another number of ranks",
+        "the dataset to restart from does not exist or was written by another number of ranks (scavenge: nothing is left, or \
+         it is void)",
     ),
     (
         Exit::Fenced,

@@ -16,6 +16,7 @@ use rustix::fs::Mode;
 use rustix::process::getuid;
 use serde::{Deserialize, Serialize};
 use stanchion_format::config::Settings;
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -296,17 +297,57 @@ pub fn all(base: &Path) -> Vec<Found> {
     paths.into_iter().map(look).collect()
 }
 
-/// Ends and removes what jobs left behind whose runner and agents are all dead: their caches are of no use, since what is in them
-/// was known to their agents only (FM-F2a). Returns how many.
-pub fn sweep(base: &Path) -> usize {
-    let Ok(_lock) = base_lock(base) else { return 0 };
+/// The caches of a job's nodes, by number.
+pub fn node_caches(found: &Found) -> Vec<PathBuf> {
+    let own = found.info.as_ref().and_then(|info| own_caches(&found.path, info));
+    own.map_or_else(Vec::new, nodes_below)
+}
+
+/// The directories `nK` in this one, by number; none where there is something else of that name.
+pub fn nodes_below(caches: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(caches).into_iter().flatten().flatten();
+    let number =
+        |e: &std::fs::DirEntry| e.file_name().to_str()?.strip_prefix('n')?.parse::<u32>().ok();
+    let mut nodes: Vec<(u32, PathBuf)> = entries
+        .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+        .filter_map(|e| Some((number(&e)?, e.path())))
+        .collect();
+    nodes.sort();
+    nodes.into_iter().map(|(_, path)| path).collect()
+}
+
+/// Takes a dead job for this process: as long as the lock is held nobody sweeps it. `None` if it is not dead.
+pub fn hold(found: &Found) -> Option<File> {
+    let _base = base_lock(found.path.parent()?).ok()?;
+    let lock = lock_file(&found.path.join("runner.lock")).ok()?;
+    lock.try_lock().ok()?;
+    look(found.path.clone()).agents.is_empty().then_some(lock)
+}
+
+/// Removes what a dead job left.
+pub fn discard(found: &Found) {
+    let base = found.path.parent().unwrap_or(Path::new("/"));
+    let _base = base_lock(base);
+    remove(&found.path, found.info.as_ref());
+    let _others_are_there = std::fs::remove_dir(base);
+}
+
+/// Ends what jobs left behind whose runner and agents are all dead, and removes it but for what `keep` says of them. Returns
+/// how many are removed, and who is kept.
+pub fn sweep(base: &Path, keep: impl FnOnce(&[Found]) -> BTreeSet<PathBuf>) -> (usize, Vec<Found>) {
+    let Ok(_lock) = base_lock(base) else { return (0, Vec::new()) };
     let dead: Vec<Found> = all(base).into_iter().filter(|f| !f.alive()).collect();
     for found in &dead {
         crate::procs::end_application(&found.path, std::time::Duration::ZERO);
+    }
+    let kept = keep(&dead);
+    let (kept, gone): (Vec<Found>, Vec<Found>) =
+        dead.into_iter().partition(|f| kept.contains(&f.path));
+    for found in &gone {
         remove(&found.path, found.info.as_ref());
     }
     let _others_are_there = std::fs::remove_dir(base);
-    dead.len()
+    (gone.len(), kept)
 }
 
 /// An agent's part: its lock, and its leaving.
@@ -392,10 +433,17 @@ mod tests {
         // Its runner is gone, one of its agents is not.
         let node = NodeDir::enter(&dead.make_node(1).unwrap()).unwrap();
         drop(dead);
-        assert_eq!(sweep(&base), 0);
+        assert_eq!(sweep(&base, |_| BTreeSet::new()).0, 0);
         assert!(all(&base).iter().any(|f| f.path == dead_path && !f.runner && f.agents == [1]));
         drop(node);
-        assert_eq!(sweep(&base), 1);
+        // Who has something to save stays, until somebody took it.
+        let (swept, kept) = sweep(&base, |dead| dead.iter().map(|f| f.path.clone()).collect());
+        assert!(swept == 0 && kept[0].path == dead_path && caches.exists());
+        let held = hold(&kept[0]).unwrap();
+        assert!(hold(&kept[0]).is_none());
+        assert_eq!(sweep(&base, |_| BTreeSet::new()).0, 0);
+        drop(held);
+        assert_eq!(sweep(&base, |_| BTreeSet::new()).0, 1);
         assert!(!dead_path.exists() && !caches.exists());
         assert!(living.path().exists() && living.info().caches.exists());
         living.remove();
@@ -434,7 +482,7 @@ mod tests {
         lie.caches = precious.clone();
         std::fs::write(job.path().join("job.json"), serde_json::to_vec(&lie).unwrap()).unwrap();
         drop(job);
-        assert_eq!(sweep(&base), 1);
+        assert_eq!(sweep(&base, |_| BTreeSet::new()).0, 1);
         assert!(precious.exists());
     }
 

@@ -11,6 +11,7 @@ mod prefix;
 mod procs;
 mod profile;
 mod run;
+mod scavenge;
 mod settings;
 mod shm;
 mod status;
@@ -45,6 +46,7 @@ fn dispatch(command: &Command) -> Result<Exit, Failed> {
         Command::Config(args) => config::config(args),
         Command::Help { topic } => help(topic.as_deref()),
         Command::Run(args) => run::run(args),
+        Command::Scavenge(args) => scavenge::scavenge(args),
         Command::Agent(_) => agent::agent(),
         Command::Bench(args) => bench::bench(args),
         // `main` has taken it.

@@ -115,7 +115,11 @@ fn times_value(record: &IndexRecord) -> Value {
 
 /// Who holds a lease, in words.
 pub fn holder(lease: &LeaseFile) -> String {
-    let who = if lease.role == "orphans" { "the agents of a lost run" } else { "a run" };
+    let who = match lease.role.as_str() {
+        "orphans" => "the agents of a lost run",
+        "scavenge" => "`stanchion scavenge`",
+        _ => "a run",
+    };
     format!("{who} (process {} on {})", lease.pid, Shown::new(&lease.host))
 }
 

@@ -39,7 +39,12 @@ fn every_usage_error_has_code_2_and_says_what_is_wrong() {
         (&["bench", "routed"], &["--program"]),
         (&["bench", "routed", "--program", "/none"], &["--program /none"]),
         (&["bench", "routed", "--program", "/bin/sh", "--checkpoints", "1"], &["at least 2"]),
-        (&["agent", "--id", "1", "--job", "x"], &["started by `stanchion run` only"]),
+        (
+            &["agent", "--id", "1", "--job", "x"],
+            &["started by `stanchion run` and `scavenge` only"],
+        ),
+        (&["scavenge", "--cache", "x", "--job", "y"], &["cannot be used with"]),
+        (&["scavenge", "--cache", "x", "--discard"], &["cannot be used with"]),
     ];
     for (args, parts) in cases {
         s.ends(args).code(2).says(parts);

@@ -6,6 +6,7 @@ use stanchion_format::checksum::Crc;
 use stanchion_format::client::{Answer, Filled, MemoryFile, Request};
 use stanchion_format::config::Settings;
 use stanchion_format::data::Piece;
+use stanchion_format::holding::Holding;
 use stanchion_format::ids::{
     AgentId, Epoch, ExtentId, Key, PeerId, RankId, SlotId, StripeId, TaskId,
 };
@@ -317,6 +318,9 @@ pub enum Work {
         /// Remove its files too.
         delete: bool,
     },
+    /// Write this beside the slot's files, for who finds them when all agents are gone (FM-A1). Nobody waits for it, and
+    /// how it ends concerns nobody.
+    Remember(Box<Holding>),
 }
 
 /// How work ended.

@@ -166,7 +166,7 @@ pub struct LeaseFile {
     pub pid: u32,
     /// When it last said so, seconds since 1970.
     pub unix_s: u64,
-    /// `run`, or `orphans` when agents flush without a runner.
+    /// `run`, `orphans` when agents flush without a runner, or `scavenge` when those are gone as well.
     pub role: String,
 }
 

@@ -10,6 +10,7 @@ pub mod client;
 pub mod config;
 pub mod data;
 pub mod frame;
+pub mod holding;
 pub mod ids;
 pub mod index;
 pub mod layout;

@@ -41,5 +41,7 @@ pub const SETTING_BYTES_MAX: usize = 4096;
 pub const ANCESTRY_ENTRIES_MAX: usize = 1024;
 /// Largest index record or manifest file in the prefix, bytes.
 pub const INDEX_FILE_BYTES_MAX: u64 = 256 << 20;
+/// Largest record of what a slot holds in a cache, bytes.
+pub const HOLDING_BYTES_MAX: u64 = 256 << 20;
 /// Names of ranks that an error lists before it says "and more".
 pub const MISSING_RANKS_LISTED_MAX: usize = 16;

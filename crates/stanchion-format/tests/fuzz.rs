@@ -11,6 +11,7 @@ use stanchion_format::client::{
 };
 use stanchion_format::data::{ChunkAnswer, ChunkRequest, Piece};
 use stanchion_format::frame::{self, FrameError, HEADER_BYTES};
+use stanchion_format::holding::{self, Holding, HoldingError};
 use stanchion_format::ids::*;
 use stanchion_format::index::{HaltFile, INDEX_VERSION, IndexRecord, JobFile, LeaseFile, SlotFile};
 use stanchion_format::layout::{Scheme, Sets};
@@ -398,6 +399,90 @@ fn bent_blocks_of_segments() {
             assert!(entry.len > 0 && entry.end() <= BYTES, "{entry:?}");
         }
     });
+}
+
+fn holding() -> Holding {
+    let other = Manifest { slot: SlotId(0), ..manifest() };
+    Holding {
+        no: 3,
+        job: JobId(9),
+        inc: key().inc,
+        ancestry: Ancestry::default(),
+        info: info(),
+        slot: SlotId(1),
+        data: true,
+        parity: true,
+        manifests: vec![other.into(), manifest().into()],
+    }
+}
+
+/// A body as it would be sealed by who means no good.
+fn sealed(body: &[u8]) -> Vec<u8> {
+    let mut bytes = holding().encode().unwrap()[..holding::HEADER_BYTES].to_vec();
+    bytes[16..24].copy_from_slice(&(body.len() as u64).to_le_bytes());
+    bytes[24..32].copy_from_slice(&crc64(body).0.to_le_bytes());
+    let crc = crc64(&bytes[..32]);
+    bytes[32..40].copy_from_slice(&crc.0.to_le_bytes());
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+#[test]
+fn a_holding_is_whole_or_refused() {
+    // FM-A2
+    let valid = holding().encode().unwrap();
+    assert_eq!(Holding::parse(&valid), Ok(holding()));
+    bolero::check!().with_iterations(ITERATIONS).with_type::<Edits>().for_each(|(_, edits)| {
+        let bytes = bend(&valid, edits);
+        let parsed = Holding::parse(&bytes);
+        assert!(bytes == valid || parsed.is_err(), "{parsed:?}");
+    });
+    bolero::check!().with_iterations(ITERATIONS).for_each(|bytes: &[u8]| {
+        assert!(Holding::parse(bytes).is_err());
+    });
+    // Also where the checksums fit: what passes is sound.
+    let body = body(&holding());
+    assert_eq!(sealed(&body), valid);
+    bolero::check!().with_iterations(ITERATIONS).with_type::<Edits>().for_each(|(_, edits)| {
+        if let Ok(h) = Holding::parse(&sealed(&bend(&body, edits))) {
+            h.manifests.iter().for_each(|m| sound(m));
+            assert!(h.manifests.iter().any(|m| m.slot == h.slot && m.key == h.info.key));
+        }
+    });
+}
+
+#[test]
+fn a_holding_that_contradicts_itself_is_refused() {
+    // FM-A2, FM-S1
+    let changes: [fn(&mut Holding); 11] = [
+        |h| h.slot = SlotId(2),
+        |h| h.inc.count += 1,
+        |h| drop(h.manifests.pop()),
+        |h| drop(h.manifests.remove(0)),
+        |h| h.manifests.reverse(),
+        |h| h.manifests.clear(),
+        |h| h.manifests.push(manifest().into()),
+        |h| h.info.key.no.0 += 1,
+        |h| h.info.name = "a/b".into(),
+        |h| h.info.chunk_bytes = 1,
+        |h| h.info.ranks = 0,
+    ];
+    for (n, change) in changes.into_iter().enumerate() {
+        let mut bad = holding();
+        change(&mut bad);
+        let bytes = bad.encode().unwrap();
+        assert_eq!(Holding::parse(&bytes), Err(HoldingError::Unsound), "change {n}");
+    }
+    let mut newer = holding().encode().unwrap();
+    newer[8] = 2;
+    assert_eq!(Holding::parse(&newer), Err(HoldingError::Version(2)));
+    // A dataset that was written before a restart is of the line; one that another line wrote is not.
+    let mut later = holding();
+    later.inc.count += 1;
+    later.ancestry = Ancestry(vec![(key().inc, DatasetNo(7))]);
+    assert_eq!(Holding::parse(&later.encode().unwrap()), Ok(later.clone()));
+    later.ancestry = Ancestry(vec![(key().inc, DatasetNo(6))]);
+    assert_eq!(Holding::parse(&later.encode().unwrap()), Err(HoldingError::Unsound));
 }
 
 #[test]

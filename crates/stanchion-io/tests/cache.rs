@@ -9,7 +9,9 @@ use common::*;
 use proptest::prelude::*;
 use rustix::io::Errno;
 use stanchion_format::checksum::crc64;
-use stanchion_format::ids::{RankId, SlotId};
+use stanchion_format::holding::{self, Holding};
+use stanchion_format::ids::{Ancestry, JobId, Key, RankId, SlotId};
+use stanchion_format::layout::{Scheme, Sets};
 use stanchion_format::manifest::{FileDecl, Manifest};
 use stanchion_format::peer::Cause;
 use stanchion_io::cache::Cache;
@@ -564,4 +566,101 @@ fn reading_survives_short_reads() {
     }
     let file = node.fs.open(&place(key(1), SLOT, 0, "a"), How::Read).unwrap();
     assert_eq!(file.stat().unwrap().bytes, m.files[0].bytes);
+}
+
+/// What an agent writes of a slot.
+fn holding(no: u64, m: &Manifest) -> Holding {
+    let mut info = info(m.key, std::slice::from_ref(m));
+    info.sets = Sets::new(Scheme::Single, 3, 3);
+    Holding {
+        no,
+        job: JobId(1),
+        inc: m.key.inc,
+        ancestry: Ancestry::default(),
+        info,
+        slot: m.slot,
+        data: true,
+        parity: false,
+        manifests: vec![m.clone().into()],
+    }
+}
+
+fn beside(key: Key, slot: SlotId, name: &str) -> std::path::PathBuf {
+    let dir = stanchion_format::index::cache_slot_dir("", key, slot);
+    Path::new(&dir[1..]).join(name)
+}
+
+#[test]
+fn what_is_written_beside_the_files_goes_with_them() {
+    // FM-A1
+    let (node, files, m) = held();
+    let path = beside(m.key, SLOT, holding::NAME);
+    let read = || Holding::parse(&fs::read_small(&node.fs, &path, 1 << 20).unwrap()).unwrap();
+    let used = node.cache.bytes_used();
+    node.cache.remember(&holding(2, &m)).unwrap();
+    assert_eq!((read(), node.cache.bytes_used()), (holding(2, &m), used));
+    // An older one that was overtaken replaces nothing.
+    node.cache.remember(&holding(1, &m)).unwrap();
+    assert_eq!(read().no, 2);
+    node.cache.remember(&holding(3, &m)).unwrap();
+    assert_eq!(read().no, 3);
+    // It is no file that the manifest does not know, and one that was cut off is.
+    put(&node.fs, &beside(m.key, SLOT, holding::NEW_NAME), b"half");
+    assert_whole(&node, &files, &m);
+    assert_eq!(read().no, 3);
+    assert!(node.fs.stat(&beside(m.key, SLOT, holding::NEW_NAME)).is_err());
+    node.cache.evict(&[m.key]);
+    assert_eq!(node.fs.list(Path::new("")).unwrap(), []);
+}
+
+#[test]
+fn a_record_that_cannot_be_written_leaves_the_older_one() {
+    // FM-A1, FM-F8
+    let (node, _, m) = held();
+    node.cache.remember(&holding(1, &m)).unwrap();
+    let path = beside(m.key, SLOT, holding::NAME);
+    for nth in 0..8 {
+        node.fs.plan(nth, Fault::Once(Errno::NOSPC));
+        let _ = node.cache.remember(&holding(2 + nth, &m));
+        node.fs.heal();
+        let read = fs::read_small(&node.fs, &path, 1 << 20).unwrap();
+        assert!(Holding::parse(&read).is_ok(), "after call {nth}");
+    }
+}
+
+#[test]
+fn an_adopted_cache_stays() {
+    // FM-A1, FM-A2
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("n0");
+    let (_, _, m) = held();
+    let dead = Cache::open(&root, 1 << 30).unwrap();
+    dead.remember(&holding(1, &m)).unwrap();
+    let other = Manifest { slot: SlotId(1), ..m.clone() };
+    dead.remember(&holding(2, &other)).unwrap();
+    // Living agents' caches are theirs.
+    assert_eq!(
+        Cache::adopt(&root, 1 << 30).unwrap_err().cause,
+        Cause::Os(Errno::BUSY.raw_os_error())
+    );
+    drop(dead);
+    // One in the place of another is refused, as is one that is bent.
+    let slot = |n: u32| root.join(beside(m.key, SlotId(n), holding::NAME));
+    std::fs::create_dir_all(slot(2).parent().unwrap()).unwrap();
+    std::fs::copy(slot(0), slot(2)).unwrap();
+    let mut bytes = std::fs::read(slot(1)).unwrap();
+    bytes[50] ^= 1;
+    std::fs::write(slot(1), bytes).unwrap();
+    let cache = Cache::adopt(&root, 1 << 30).unwrap();
+    let left = Cache::left(&root).unwrap();
+    assert_eq!((left.holdings, left.refused.len()), (vec![holding(1, &m)], 2));
+    cache.evict(&[m.key]);
+    cache.remove_all();
+    drop(cache);
+    assert_eq!(Cache::left(&root).unwrap().holdings, [holding(1, &m)]);
+    let link = dir.path().join("link");
+    symlink(&root, &link).unwrap();
+    assert!(Cache::adopt(&link, 1 << 30).is_err() && Cache::left(&link).is_err());
+    assert!(Cache::adopt(&dir.path().join("none"), 1 << 30).is_err());
+    assert!(!dir.path().join("none").exists());
 }

@@ -6,6 +6,7 @@ use crate::world::{Event, Peer, World};
 use stanchion_core::api::{AgentEvent, ChunkSource, TaskResult, Work};
 use stanchion_core::fold::{Fold, FoldError};
 use stanchion_format::checksum::crc64;
+use stanchion_format::holding::Holding;
 use stanchion_format::ids::{AgentId, Key, SlotId, TaskId};
 use stanchion_format::manifest::Manifest;
 use stanchion_format::peer::{Cause, Times, Trouble};
@@ -36,6 +37,7 @@ impl Running {
             | Work::FlushPrepare { manifest: m, .. }
             | Work::FlushPublish { manifest: m, .. } => m.key,
             Work::Fetch { info, .. } => info.key,
+            Work::Remember(holding) => holding.info.key,
             Work::FlushIntend { record, .. } | Work::WriteIndex(record) => record.info.key,
         }
     }
@@ -65,6 +67,14 @@ fn done() -> TaskResult {
 impl World {
     pub(crate) fn start_task(&mut self, id: AgentId, task: TaskId, work: Work) {
         match &work {
+            // Nobody waits for it, and no history reads it: it must be one that a reader would believe.
+            Work::Remember(holding) => {
+                let read = holding.encode().and_then(|bytes| Holding::parse(&bytes));
+                if read.as_ref() != Ok(&**holding) {
+                    self.violate("FM-A2", format!("a{} writes down {holding:?}", id.0));
+                }
+                return;
+            }
             Work::MakeDirs { .. } => self.moment(Moment::Begin),
             Work::Stat { .. } => self.moment(Moment::Stat),
             Work::Digest { .. } => self.moment(Moment::Digest),
@@ -151,6 +161,7 @@ impl World {
 
     fn work_step(&mut self, id: AgentId, t: &mut Running) -> Step {
         match t.work.clone() {
+            Work::Remember(_) => Ok(Some(done())),
             Work::MakeDirs { .. } => {
                 self.space(id)?;
                 Ok(Some(done()))

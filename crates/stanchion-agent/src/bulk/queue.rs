@@ -45,7 +45,8 @@ pub(super) fn class(work: &Work) -> Class {
         | Work::FlushAbort { .. }
         | Work::FlushIntend { .. }
         | Work::WriteIndex(_)
-        | Work::Forget { .. } => Class::Low,
+        | Work::Forget { .. }
+        | Work::Remember(_) => Class::Low,
     }
 }
 
@@ -63,8 +64,13 @@ pub(super) fn key(work: &Work) -> Key {
         | Work::FlushPrepare { manifest: m, .. }
         | Work::FlushPublish { manifest: m, .. } => m.key,
         Work::Fetch { info, .. } => info.key,
+        Work::Remember(holding) => holding.info.key,
         Work::FlushIntend { record, .. } | Work::WriteIndex(record) => record.info.key,
     }
+}
+
+fn remembers(job: &Job) -> bool {
+    matches!(job.work, Work::Remember(_))
 }
 
 /// A task on its way.
@@ -151,6 +157,8 @@ impl Queue {
 
     pub fn evict(&self, keys: &[Key]) {
         let mut state = self.state();
+        // Behind the eviction it would make the dataset's directory anew.
+        state.low.retain(|job| !(remembers(job) && keys.contains(&key(&job.work))));
         for key in keys {
             if !state.evictions.contains(key) {
                 state.evictions.push_back(*key);
@@ -237,10 +245,12 @@ impl State {
                 .take_from(|s| &mut s.normal, Duration::ZERO)
                 .or_else(|| self.take_late())
                 .or_else(|| self.take_from(|s| &mut s.low, LOW_AGE)),
-            // First what gives room back: a rank may wait for it.
-            Class::Low => {
-                self.take_eviction(None).or_else(|| self.take_from(|s| &mut s.low, Duration::ZERO))
-            }
+            // First what takes no time, and by which a predecessor is not needed any more; then what gives room back: a
+            // rank may wait for it.
+            Class::Low => self
+                .take_remember()
+                .or_else(|| self.take_eviction(None))
+                .or_else(|| self.take_from(|s| &mut s.low, Duration::ZERO)),
         }
     }
 
@@ -267,6 +277,17 @@ impl State {
             }
             at += 1;
         }
+    }
+
+    fn take_remember(&mut self) -> Option<Next> {
+        let may = |job: &Job| {
+            let key = key(&job.work);
+            remembers(job) && !self.evictions.contains(&key) && self.may_run(job.generation, key)
+        };
+        let at = self.low.iter().position(may)?;
+        let job = self.low.remove(at)?;
+        self.running.entry(key(&job.work)).or_default().push(job.generation);
+        Some(Next::Job(job))
     }
 
     /// A late low task goes before what is only old.
@@ -402,5 +423,54 @@ mod tests {
         queue.cancel();
         assert!(queue.state().take(Class::Low).is_none());
         assert!(queue.push(TaskId(0), dirs(0), None));
+    }
+
+    #[test]
+    fn what_is_written_down_goes_first_and_not_behind_its_eviction() {
+        // FM-A1: a predecessor is evicted behind what makes it needless, and nothing makes its directory anew.
+        let queue = Queue::default();
+        let remember = |no: u64| Work::Remember(Box::new(holding(no)));
+        assert!(queue.push(TaskId(1), abort(9), None));
+        assert!(
+            queue.push(TaskId(2), remember(7), None) && queue.push(TaskId(3), remember(8), None)
+        );
+        queue.evict(&[key_of(7)]);
+        let first = job(queue.state().take(Class::Low));
+        assert_eq!(first.task, TaskId(3));
+        assert!(
+            matches!(queue.state().take(Class::Low), Some(Next::Evict(key)) if key == key_of(7))
+        );
+        // One that is new after that is of a dataset that came back.
+        assert!(queue.push(TaskId(4), remember(7), None));
+        assert_eq!(job(queue.state().take(Class::Low)).task, TaskId(1));
+        assert!(queue.state().take(Class::Low).is_none());
+        queue.evicted(key_of(7));
+        assert_eq!(job(queue.state().take(Class::Low)).task, TaskId(4));
+    }
+
+    fn holding(no: u64) -> stanchion_format::holding::Holding {
+        use stanchion_format::layout::{Scheme, Sets};
+        let info = stanchion_format::peer::DatasetInfo {
+            key: key_of(no),
+            name: "x".into(),
+            flags: 1,
+            ranks: 1,
+            sets: Sets::new(Scheme::Single, 1, 2),
+            chunk_bytes: 4096,
+            bytes: 0,
+            files: 0,
+            placement: [].into(),
+        };
+        stanchion_format::holding::Holding {
+            no: 1,
+            job: stanchion_format::ids::JobId(1),
+            inc: Incarnation::default(),
+            ancestry: Default::default(),
+            info,
+            slot: SlotId(0),
+            data: true,
+            parity: false,
+            manifests: Vec::new(),
+        }
     }
 }

@@ -146,6 +146,7 @@ impl Tools {
                 times.storage_us = micros(start);
             }
             Work::Forget { key, name, delete } => self.forget(key, &name, delete)?,
+            Work::Remember(holding) => self.cache.remember(&holding)?,
         }
         Ok(TaskResult::Done(times))
     }

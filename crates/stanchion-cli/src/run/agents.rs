@@ -119,20 +119,20 @@ impl Agents {
     }
 }
 
-/// Starts `count` agents; `agents` has those that were started even if it fails. `options` is for each of
-/// them, but for id and directories.
+/// Starts an agent for each of these caches; `agents` has those that were started even if it fails. `options` is for each
+/// of them, but for id and directories.
 pub async fn start(
     job: &JobDir,
-    count: u32,
+    caches: Vec<PathBuf>,
     options: &Options,
     limit: Duration,
     agents: &mut Agents,
 ) -> Result<(), Failed> {
     let program = std::env::current_exe().context("the path of this program")?;
     let mut waiting = Vec::new();
-    for k in 0..count {
+    for (k, cache) in (0..).zip(caches) {
         let root = job.make_node(k).context("a node's directory").or_exit(Exit::Storage)?;
-        let options = Options { id: k, cache: job.cache(k), root: root.clone(), ..options.clone() };
+        let options = Options { id: k, cache, root: root.clone(), ..options.clone() };
         let (agent, ready) = spawn(&program, &options).or_exit(Exit::AgentsFailed)?;
         agents.0.push(agent);
         waiting.push(ready);

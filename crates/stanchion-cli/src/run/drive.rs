@@ -60,14 +60,15 @@ pub struct Driver<'a> {
 }
 
 /// Those that ask for the end.
-struct Signals {
+pub struct Signals {
     int: Signal,
     term: Signal,
     hup: Signal,
 }
 
 impl Signals {
-    fn new() -> std::io::Result<Signals> {
+    /// From now on they do not end the process.
+    pub fn new() -> std::io::Result<Signals> {
         Ok(Signals {
             int: signal(SignalKind::interrupt())?,
             term: signal(SignalKind::terminate())?,
@@ -76,7 +77,7 @@ impl Signals {
     }
 
     /// One that asks for the end came.
-    async fn end(&mut self) {
+    pub async fn end(&mut self) {
         tokio::select! {
             _ = self.int.recv() => {}
             _ = self.term.recv() => {}
@@ -135,7 +136,8 @@ impl<'a> Driver<'a> {
     /// Starts all agents, or says why not.
     pub async fn start_agents(&mut self, options: &Options) -> Result<(), Failed> {
         let limit = Duration::from_millis(self.core.settings.number("start_timeout_ms"));
-        let starting = agents::start(self.dir, self.core.agents, options, limit, &mut self.agents);
+        let caches = (0..self.core.agents).map(|k| self.dir.cache(k)).collect();
+        let starting = agents::start(self.dir, caches, options, limit, &mut self.agents);
         let started = tokio::select! {
             started = starting => started,
             () = self.signals.end() => Err(Failed::new(Exit::Interrupted, anyhow!("interrupted"))),

@@ -27,8 +27,9 @@ fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Waits until nobody uses the prefix, at most `wait`, and takes it with a new epoch. `base`: where this user's jobs are.
-pub fn take(prefix: &Prefix, base: &Path, wait: Duration) -> Result<Epoch, Failed> {
+/// Waits until nobody uses the prefix, at most `wait`, and takes it with a new epoch. `base`: where this user's jobs are;
+/// `role`: the lease's word for us.
+pub fn take(prefix: &Prefix, base: &Path, wait: Duration, role: &str) -> Result<Epoch, Failed> {
     let unusable = |t: Trouble| tools::unusable(prefix.root(), &t);
     let begin = Instant::now();
     // Two that start at once: one looks and takes, then the other looks. Where the file system has no
@@ -70,7 +71,7 @@ pub fn take(prefix: &Prefix, base: &Path, wait: Duration) -> Result<Epoch, Faile
         host: host(),
         pid: std::process::id(),
         unix_s: out::unix_s(),
-        role: "run".into(),
+        role: role.into(),
     };
     prefix.write_lease(&ours).map_err(unusable)?;
     tidy(prefix, epoch);

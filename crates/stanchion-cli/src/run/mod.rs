@@ -1,18 +1,18 @@
 //! `stanchion run`: agents up, application up, watch, replace nodes, relaunch, wind down.
 
-mod agents;
+pub mod agents;
 pub mod app;
 mod control;
-mod drive;
-mod events;
-mod lease;
+pub mod drive;
+pub mod events;
+pub mod lease;
 
 use crate::agent::Options;
 use crate::args::RunArgs;
 use crate::exit::{Exit, Failed, OrExit, of_outcome};
 use crate::jobdir::{self, JobDir, JobInfo};
 use crate::settings::{self, Gathered};
-use crate::{out, prefix as tools};
+use crate::{out, prefix as tools, scavenge};
 use anyhow::{Context, anyhow};
 use app::App;
 use events::Reporter;
@@ -63,13 +63,9 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failed> {
             format!("the prefix has a wish to halt {wish}; `stanchion halt --unset` withdraws it");
         return Err(Failed::new(Exit::Halted, anyhow!(text)));
     }
-    let swept = jobdir::sweep(&plan.base);
-    if swept > 0 {
-        let text = format!("removed what {swept} lost jobs had left in {}", plan.base.display());
-        reporter.own(Severity::Debug, "swept", json!({"jobs": swept}), text);
-    }
+    sweep(args, &plan, &mut reporter, &prefix, job);
     let wait = Duration::from_millis(plan.settings.number("lease_wait_ms"));
-    let epoch = lease::take(&prefix, &plan.base, wait)?;
+    let epoch = lease::take(&prefix, &plan.base, wait, "run")?;
     let result = with_epoch(args, &plan, &mut reporter, Arc::new(prefix), job, epoch, halt);
     if result.is_err() {
         give_back(&plan.root, epoch);
@@ -77,8 +73,31 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failed> {
     result
 }
 
+/// Removes what lost jobs left, but for what `stanchion scavenge` could save (FM-A4).
+fn sweep(args: &RunArgs, plan: &Plan, reporter: &mut Reporter, prefix: &Prefix, job: JobId) {
+    // Without the index nobody knows what is there already: all of it stays.
+    let records = prefix.read_index().map_or_else(|_| Vec::new(), |(records, _)| records);
+    let keep = |dead: &[jobdir::Found]| {
+        scavenge::left::kept(dead, &plan.root, (job, &records), args.from_scratch)
+    };
+    let (swept, kept) = jobdir::sweep(&plan.base, keep);
+    if swept > 0 {
+        let text = format!("removed what {swept} lost jobs had left in {}", plan.base.display());
+        reporter.own(Severity::Debug, "swept", json!({"jobs": swept}), text);
+    }
+    let ours = |f: &&jobdir::Found| f.info.as_ref().is_some_and(|i| i.prefix == plan.root);
+    for found in kept.iter().filter(ours) {
+        let text = format!(
+            "a lost job left a checkpoint in {} that is newer than those in the prefix; this run does not start from it: \
+             end this one now and call `stanchion scavenge` first, or it is void as soon as this run writes one",
+            found.path.display()
+        );
+        reporter.own(Severity::Warn, "left_behind", json!({"dir": found.path}), text);
+    }
+}
+
 /// The lease, if it is ours: nobody leads that could.
-fn give_back(root: &std::path::Path, epoch: Epoch) {
+pub fn give_back(root: &std::path::Path, epoch: Epoch) {
     if let Ok(prefix) = Prefix::open(root)
         && prefix.read_lease().is_ok_and(|l| l.is_some_and(|l| l.epoch == epoch))
     {
@@ -252,14 +271,15 @@ fn with_epoch(
     Ok(exit)
 }
 
-fn secret() -> Result<[u8; 32], Failed> {
+/// A job's secret.
+pub fn secret() -> Result<[u8; 32], Failed> {
     let mut secret = [0u8; 32];
     getrandom::fill(&mut secret).map_err(|e| anyhow!("no random numbers: {e}"))?;
     Ok(secret)
 }
 
 /// How a run ended.
-struct Ended {
+pub struct Ended {
     outcome: Outcome,
     /// Everything was killed; nobody gave the lease back.
     forced: bool,
@@ -284,6 +304,7 @@ fn in_runtime(
         job: core.job.0,
         prefix: dir.info().prefix.clone(),
         cache: PathBuf::new(),
+        adopt: false,
         root: PathBuf::new(),
         agents_here: core.agents,
         settings: core.settings.pairs(),

@@ -10,6 +10,7 @@
 //! - [`lend`]: the memory that ranks share with this agent.
 //! - [`pressure`]: what goes when that is full.
 //! - [`fill`]: datasets that are copied behind the application.
+//! - [`remember`]: what is written down for who comes when all agents are gone.
 //! - [`orphan`]: what happens without a controller.
 
 mod coll;
@@ -22,6 +23,7 @@ mod pressure;
 mod protect;
 mod ranks;
 mod records;
+mod remember;
 mod restore;
 mod root;
 
@@ -118,6 +120,8 @@ struct SlotPart {
     manifest_acks: BTreeSet<AgentId>,
     /// When the manifest was last sent.
     manifest_sent: Option<Millis>,
+    /// What of it was written beside its files.
+    remembered: remember::Remembered,
     /// A flush task of this slot is under way or done: (attempt, phase, done).
     flush: Option<(u32, flush::Step, bool)>,
 }
@@ -252,6 +256,10 @@ pub struct Agent {
     fill: fill::Fill,
     /// When the pool was last looked through for what is not needed.
     pool_shrunk: Millis,
+    /// What was written down so often.
+    remembered_no: u64,
+    /// Of which line what was found in the cache is.
+    adopted: remember::Adopted,
 }
 
 impl Agent {
@@ -286,6 +294,8 @@ impl Agent {
             handed: BTreeMap::new(),
             fill: fill::Fill::default(),
             pool_shrunk: now.mono,
+            remembered_no: 0,
+            adopted: remember::Adopted::default(),
         }
     }
 
@@ -510,11 +520,15 @@ impl Agent {
                     .collect(),
             })
             .collect();
+        let line = match &self.view {
+            Some(view) => (view.plan.inc, &view.plan.ancestry),
+            None => (self.adopted.inc, &self.adopted.ancestry),
+        };
         Holdings {
             epoch,
             round,
-            inc: self.incarnation(),
-            ancestry: self.view.as_ref().map(|v| v.plan.ancestry.clone()).unwrap_or_default(),
+            inc: line.0,
+            ancestry: line.1.clone(),
             datasets,
             newest_committed: self.newest_committed,
         }
@@ -582,6 +596,7 @@ impl Agent {
             }
             dataset.levels_stored = dataset.levels.clone();
         }
+        self.remember_anew();
         self.ranks.new_incarnation();
         self.root = tree.is_root().then(|| root::Root::new(&plan, self.now, self.root.take()));
         self.view = Some(View { plan, tree, my_slots, settings });
@@ -635,6 +650,7 @@ impl Agent {
             self.tick_colls();
             self.tick_records();
             self.tick_protect();
+            self.tick_remember();
             self.tick_restore();
             self.tick_root();
         }

@@ -42,6 +42,8 @@ impl Agent {
                 return;
             }
         }
+        // In front of the vote: who evicts a predecessor because of it does so after that was queued.
+        self.remember(key);
         let limit = self.settings().number("protect_timeout_ms");
         let now = self.now.mono;
         let Some(dataset) = self.datasets.get(&key) else { return };

@@ -169,21 +169,27 @@ impl Controller {
         }
     }
 
-    /// An orphaned agent learns from its peers who hosted what: from whoever holds most.
+    /// Who leads without having led before learns from the agents who hosted what: of a slot that several have something
+    /// of, the one of the newest incarnation that has its data, and of the newest dataset.
     fn slots_from_holdings(&mut self) {
-        let infos = self.holdings.values().flat_map(|h| &h.datasets).map(|d| &d.info);
-        let nodes = infos.max_by_key(|i| i.key).map_or(self.cfg.nodes, |i| i.sets.slots);
-        let mut slots: Vec<AgentId> = vec![AgentId(u32::MAX); nodes as usize];
+        let line = self.holdings.values().max_by_key(|h| h.inc);
+        let all = || self.holdings.values().flat_map(|h| &h.datasets).map(|d| &d.info);
+        // Directories of other lines may lie beside those of the newest (FM-S1).
+        let ours = all().filter(|i| line.is_some_and(|h| h.ancestry.admits(h.inc, i.key)));
+        let newest = ours.max_by_key(|i| i.key).or_else(|| all().max_by_key(|i| i.key));
+        let nodes = newest.map_or(self.cfg.nodes, |i| i.sets.slots);
+        let mut best: Vec<Option<_>> = vec![None; nodes as usize];
         for (agent, holdings) in &self.holdings {
             for dataset in &holdings.datasets {
-                for slot in dataset.slots.iter().filter(|s| s.data) {
-                    if let Some(place) = slots.get_mut(slot.slot.0 as usize) {
-                        *place = *agent;
+                for slot in dataset.slots.iter().filter(|s| s.data || s.parity) {
+                    let worth = (holdings.inc, slot.data, dataset.info.key, slot.parity, *agent);
+                    if let Some(place) = best.get_mut(slot.slot.0 as usize) {
+                        *place = (*place).max(Some(worth));
                     }
                 }
             }
         }
-        self.slots = slots;
+        self.slots = best.into_iter().map(|b| b.map_or(AgentId(u32::MAX), |b| b.4)).collect();
     }
 
     /// How it ends without any agent.

@@ -4,6 +4,7 @@
 //! ROOT/KEY/sNNNNNN/rNNNNNN/...   the files of a slot's ranks, written by the ranks themselves
 //! ROOT/KEY/sNNNNNN/parity        parity that the slot keeps for its set, in places of one chunk
 //! ROOT/KEY/sNNNNNN/parity.sums   length and checksum of each place
+//! ROOT/KEY/sNNNNNN/holding       what vouches for all that, for who comes when the agent is gone
 //! ROOT/store/seg.NNNNNN          chunks of files that were written in memory
 //! ```
 //!
@@ -19,11 +20,13 @@ use stanchion_format::peer::{Cause, Trouble};
 
 use crate::fs::{self, Fs, How, Kind, PosixFs};
 use crate::trouble::At;
+use holding::Written;
 use memory::MemFiles;
 use usage::Usage;
 
 mod chunks;
 mod held;
+mod holding;
 pub mod memory;
 mod moving;
 mod parity;
@@ -34,6 +37,7 @@ mod vouch;
 
 pub use chunks::OpenChunk;
 pub use held::Lies;
+pub use holding::Left;
 pub use moving::{OnTrouble, STORE_TRIES_MAX, Share};
 
 /// One agent's cache directory.
@@ -43,11 +47,14 @@ pub struct Cache {
     root: PathBuf,
     /// Is `root` a directory of the system, to be removed in the end?
     real: bool,
+    /// Another agent's: nothing is removed.
+    adopted: bool,
     usage: Mutex<Usage>,
     /// Files that are not in the directory but in shared memory.
     memory: MemFiles,
     /// Held while a file's permission bits are lifted for opening it.
     lifting: Mutex<()>,
+    written: Written,
 }
 
 impl Cache {
@@ -75,9 +82,11 @@ impl Cache {
             fs,
             root: name.to_owned(),
             real: false,
+            adopted: false,
             usage: Mutex::new(Usage::new(bytes_max)),
             memory: MemFiles::new(Box::new(|_| {})),
             lifting: Mutex::new(()),
+            written: Written::default(),
         })
     }
 
@@ -102,8 +111,9 @@ impl Cache {
     /// Removes datasets. What cannot be removed is logged: nothing else can be done about it.
     pub fn evict(&self, keys: &[Key]) {
         self.forget_memory(keys);
-        for key in keys {
+        for key in keys.iter().filter(|_| !self.adopted) {
             let dir = key_dir(*key);
+            self.forget_written(*key);
             if let Err(e) = fs::remove_tree(&*self.fs, Path::new(&dir)) {
                 tracing::warn!(root = %self.root.display(), %dir, "cannot evict from the cache: {e}");
             }
@@ -114,6 +124,9 @@ impl Cache {
     /// Removes everything, the directory included (FM-V4).
     pub fn remove_all(&self) {
         self.memory.clear();
+        if self.adopted {
+            return;
+        }
         self.remove_store();
         let contents = fs::remove_contents(&*self.fs, Path::new(""));
         let done = contents.and_then(|()| match self.real {

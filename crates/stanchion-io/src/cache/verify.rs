@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
+use stanchion_format::holding;
 use stanchion_format::manifest::{FileEntry, Manifest, pieces};
 use stanchion_format::peer::Trouble;
 
@@ -96,7 +97,8 @@ impl Cache {
         file.set_mode(entry.mode)
     }
 
-    /// Removes everything from the slot's directory that is neither named by the manifest nor parity.
+    /// Removes everything from the slot's directory that is neither named by the manifest nor parity, nor
+    /// says what is there.
     pub(crate) fn keep_only(&self, m: &Manifest) -> Result<(), Trouble> {
         let mut files: BTreeSet<PathBuf> = BTreeSet::new();
         let mut dirs: BTreeSet<PathBuf> = BTreeSet::new();
@@ -116,7 +118,7 @@ impl Cache {
                 let path = top.join(&entry.name);
                 let name = entry.name.to_string_lossy();
                 match entry.kind {
-                    Kind::File if name == "parity" || name == "parity.sums" => {}
+                    Kind::File if matches!(&*name, "parity" | "parity.sums" | holding::NAME) => {}
                     Kind::Dir if name.starts_with('r') => self.keep_in(&path, &files, &dirs)?,
                     _ => fs::remove_tree(&*self.fs, &path)?,
                 }
