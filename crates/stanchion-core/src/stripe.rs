@@ -123,6 +123,36 @@ mod tests {
         sum
     }
 
+    /// A set as large as the field allows, with uneven loads.
+    #[test]
+    fn a_set_of_256_loses_six() {
+        let sets = Sets::new(Scheme::Rs { parities: 6 }, 256, 256);
+        assert_eq!(sets.code(SlotId(0)), (250, 6));
+        let chunks = |s: SlotId| 250 + u64::from(s.0 % 3);
+        let none = Bugs::default();
+        let parity = |holder: SlotId, index: u64| {
+            let stripes = sets.held(holder, chunks);
+            let stripe = stripes.into_iter().find(|t| sets.parity_index(holder, *t) == index);
+            let terms = parity_terms(&sets, holder, stripe.unwrap(), chunks, none);
+            sum(&terms, |t| match t.piece {
+                Piece::Data(chunk) => bytes(t.slot, chunk),
+                Piece::Parity(_) => unreachable!("parities are made of data"),
+            })
+        };
+        let lost = [0, 1, 2, 100, 254, 255].map(SlotId);
+        for slot in lost {
+            for chunk in [0, 249, 250].into_iter().filter(|c| *c < chunks(slot)) {
+                let usable = |s: SlotId, _| !lost.contains(&s);
+                let terms = lost_terms(&sets, (slot, chunk), chunks, usable, 0, none).unwrap();
+                let found = sum(&terms, |t| match t.piece {
+                    Piece::Data(chunk) => bytes(t.slot, chunk),
+                    Piece::Parity(index) => parity(t.slot, index),
+                });
+                assert_eq!(found, bytes(slot, chunk), "chunk {chunk} of slot {slot}");
+            }
+        }
+    }
+
     proptest! {
         /// FM-S8: whatever a set may lose comes back, of any scheme, from any members.
         #[test]
