@@ -474,6 +474,8 @@ impl Agent {
         if end_ranks {
             self.end_ranks();
         }
+        // What the ranks were told must be known before it is decided whether they are launched again (FM-S15).
+        self.send_reports();
         let holdings = self.holdings(epoch, round);
         self.send(PeerId::Controller, Msg::Holdings(Box::new(holdings)));
     }

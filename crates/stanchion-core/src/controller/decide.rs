@@ -113,6 +113,11 @@ impl Controller {
         {
             return;
         }
+        // The root sends its reports before its holdings.
+        if let Some(trouble) = self.refused() {
+            self.exit(Outcome::BadRestart(trouble));
+            return;
+        }
         let old_slots = self.slots.clone();
         if self.cfg.purpose == Purpose::WindDown && self.slots.is_empty() {
             self.slots_from_holdings();
@@ -507,6 +512,8 @@ impl Controller {
             return;
         }
         self.progress = false;
+        self.bad_restart = None;
+        self.app_failed = false;
         self.app_running = true;
         let run = self.runs;
         self.runs += 1;
@@ -561,7 +568,10 @@ impl Controller {
             None | Some(Ending::Success) => Outcome::Success { flush_trouble: trouble },
             Some(Ending::Interrupted) => Outcome::Interrupted,
             Some(Ending::NoSpare { have }) => Outcome::NoSpare { have, want, persistent },
-            Some(Ending::AppFailed { code, reason }) => Outcome::AppFailed { code, reason },
+            Some(Ending::AppFailed { code, reason }) => match self.refused() {
+                Some(trouble) => Outcome::BadRestart(trouble),
+                None => Outcome::AppFailed { code, reason },
+            },
             Some(Ending::WindDown) => Outcome::WoundDown { persistent, trouble },
         };
         self.exit(outcome);

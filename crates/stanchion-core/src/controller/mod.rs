@@ -175,7 +175,10 @@ pub struct Controller {
     newest_committed: Option<Key>,
     datasets: BTreeMap<Key, (DatasetInfo, BTreeSet<Level>)>,
     ranks: Option<u32>,
+    /// What all ranks were refused for; until the next launch.
     bad_restart: Option<Trouble>,
+    /// The application ended by itself, with a failure, and was not launched again yet.
+    app_failed: bool,
     reports_seen: u64,
     halt_settings: Vec<(String, String)>,
     restored: RestoredSum,
@@ -241,6 +244,7 @@ impl Controller {
             datasets: BTreeMap::new(),
             ranks: None,
             bad_restart: None,
+            app_failed: false,
             reports_seen: 0,
             halt_settings: Vec::new(),
             restored: RestoredSum::default(),
@@ -529,7 +533,8 @@ impl Controller {
             self.finish();
             return;
         }
-        if let Some(trouble) = self.bad_restart.take() {
+        self.app_failed = true;
+        if let Some(trouble) = self.refused() {
             self.exit(Outcome::BadRestart(trouble));
             return;
         }
@@ -554,6 +559,12 @@ impl Controller {
         } else {
             self.survey(true);
         }
+    }
+
+    /// Why the application failed, if it was refused what it asked for: to launch it again would change nothing. That it
+    /// ended and why come by two ways, the processes and the root's reports, and either may be the faster (FM-S15).
+    fn refused(&mut self) -> Option<Trouble> {
+        self.bad_restart.take_if(|_| self.app_failed)
     }
 
     fn on_interrupt(&mut self) {

@@ -9,9 +9,10 @@ use stanchion_format::peer::{DatasetHolding, Restored, SlotHolding};
 struct Job {
     ctrl: Controller,
     now: u64,
-    /// What was said last to each agent, pings aside.
+    /// What was said last to each agent, pings and acknowledgements aside.
     said: BTreeMap<AgentId, Msg>,
     launched: bool,
+    ended: Option<Outcome>,
     /// What the prefix says.
     index: ControllerEvent,
 }
@@ -39,19 +40,22 @@ impl Job {
         let now = Now { mono: Millis(0), unix_s: 0 };
         let index = ControllerEvent::Index(Vec::new());
         let ctrl = Controller::new(cfg, now);
-        Job { ctrl, now: 0, said: BTreeMap::new(), launched: false, index }
+        Job { ctrl, now: 0, said: BTreeMap::new(), launched: false, ended: None, index }
     }
 
     fn step(&mut self, event: ControllerEvent) {
         let now = Now { mono: Millis(self.now), unix_s: self.now / 1000 };
         for action in self.ctrl.step(now, event) {
             match action {
-                ControllerAction::Send { msg, .. } if matches!(*msg, Msg::Ping(_)) => {}
+                ControllerAction::Send { msg, .. }
+                    if matches!(*msg, Msg::Ping(_) | Msg::ReportAck(..)) => {}
                 ControllerAction::Send { to, msg } => {
                     self.said.insert(to, *msg);
                 }
                 ControllerAction::LaunchApp { .. } => self.launched = true,
-                ControllerAction::Exit(outcome) => panic!("it ends: {outcome:?}"),
+                ControllerAction::Exit(outcome) => {
+                    assert_eq!(self.ended.replace(outcome), None, "it ends twice");
+                }
                 _ => {}
             }
         }
@@ -74,7 +78,16 @@ impl Job {
             self.hear(1, Msg::Pong(0));
             self.step(ControllerEvent::Tick);
         }
-        let index = std::mem::replace(&mut self.index, ControllerEvent::Interrupt);
+        self.answer_survey(datasets);
+        let Msg::Install(plan) = self.said[&AgentId(1)].clone() else { panic!("{:?}", self.said) };
+        self.hear(1, Msg::Installed(plan.inc));
+        assert_eq!(self.said[&AgentId(1)], Msg::Restore(plan.inc));
+        plan
+    }
+
+    /// The agent says what it has, if it is asked.
+    fn answer_survey(&mut self, datasets: Vec<DatasetHolding>) {
+        let index = std::mem::replace(&mut self.index, ControllerEvent::Index(Vec::new()));
         self.step(index);
         let Msg::Survey { epoch, round, .. } = self.said[&AgentId(1)] else {
             panic!("{:?}", self.said)
@@ -88,10 +101,6 @@ impl Job {
             newest_committed: None,
         };
         self.hear(1, Msg::Holdings(Box::new(holdings)));
-        let Msg::Install(plan) = self.said[&AgentId(1)].clone() else { panic!("{:?}", self.said) };
-        self.hear(1, Msg::Installed(plan.inc));
-        assert_eq!(self.said[&AgentId(1)], Msg::Restore(plan.inc));
-        plan
     }
 
     fn restored_and_open(&mut self, inc: Incarnation) {
@@ -119,6 +128,49 @@ fn an_agent_that_comes_after_the_plan_is_not_waited_for() {
     // In the next survey it is.
     job.step(ControllerEvent::AppExited { success: false, code: 1 });
     assert!(matches!(job.said[&AgentId(2)], Msg::Survey { .. }));
+}
+
+/// FM-S15: the processes may end sooner than the report of what they were told arrives.
+#[test]
+fn ranks_that_were_refused_are_not_launched_again() {
+    let trouble = Trouble::new(Cause::Ranks { want: 2, have: 4 });
+    let report = |inc| Msg::Report(inc, 1, Report::CollectiveFailed(trouble.clone()));
+    let exited = || ControllerEvent::AppExited { success: false, code: 6 };
+    for (report_first, runs_max) in [(true, 0), (false, 0), (true, 1), (false, 1)] {
+        let mut job = Job::new(1);
+        job.ctrl.cfg.settings.set("runs_max", &runs_max.to_string()).expect("a setting");
+        let plan = job.until_plan(Vec::new());
+        job.restored_and_open(plan.inc);
+        assert!(std::mem::take(&mut job.launched));
+        if report_first {
+            job.hear(1, report(plan.inc));
+            job.step(exited());
+        } else {
+            job.step(exited());
+            job.hear(1, report(plan.inc));
+            if runs_max == 0 {
+                job.answer_survey(Vec::new());
+            } else {
+                job.hear(1, Msg::Finished(plan.inc, None, None));
+            }
+        }
+        assert_eq!(job.ended, Some(Outcome::BadRestart(trouble.clone())));
+        assert!(!job.launched);
+    }
+}
+
+/// What ranks were refused in one launch says nothing about the next.
+#[test]
+fn a_refusal_ends_with_its_launch() {
+    let mut job = Job::new(1);
+    let plan = job.until_plan(Vec::new());
+    job.restored_and_open(plan.inc);
+    let trouble = Trouble::new(Cause::Setting);
+    job.hear(1, Msg::Report(plan.inc, 1, Report::CollectiveFailed(trouble)));
+    assert_eq!(job.ended, None, "the ranks may go on");
+    job.step(ControllerEvent::AppExited { success: true, code: 0 });
+    job.hear(1, Msg::Finished(plan.inc, None, None));
+    assert!(matches!(job.ended, Some(Outcome::Success { .. })), "{:?}", job.ended);
 }
 
 #[test]
