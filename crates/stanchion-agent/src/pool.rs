@@ -2,7 +2,7 @@
 //! thread nor a task that reads a disk stands in the way of a rank that waits for memory.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -58,6 +58,10 @@ impl Memory for Shared {
 
     fn write(&self, offset: u64, bytes: &[u8]) {
         self.0.mapping().write(usize::try_from(offset).expect("within the extent"), bytes);
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
     }
 
     fn at(&self, offset: u64) -> Option<NonNull<u8>> {

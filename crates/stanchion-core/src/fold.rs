@@ -2,7 +2,7 @@
 
 use crate::api::ChunkSource;
 use crate::bugs::{Bug, Bugs};
-use stanchion_format::checksum::{Crc, crc64};
+use stanchion_format::checksum::{Crc, Crc64, crc64};
 
 /// Why a contribution is not applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,23 +15,55 @@ pub enum FoldError {
 }
 
 /// The sum of a stripe's sources as they come in, in any order, any number of times.
+///
+/// A source that comes in pieces is added up as it comes, while it is in the processor's cache. If it turns out in the end
+/// not to be what it should be, the sum is of no use: it is never complete.
 #[derive(Debug)]
 pub struct Fold<'a> {
     sources: &'a [ChunkSource],
     applied: Vec<bool>,
     sum: &'a mut [u8],
+    /// So many bytes of `sum` are the sum; what is behind them is whatever it was.
+    filled: usize,
+    /// Sources that began and did not end as they should.
+    torn: usize,
+    /// Bytes that the result has, and the checksum of those that do not change any more.
+    len: usize,
+    sealed: usize,
+    crc: Crc64,
     bugs: Bugs,
 }
 
+/// A source on its way.
+#[derive(Debug)]
+pub struct Coming {
+    source: usize,
+    done: usize,
+    crc: Crc64,
+    /// It was applied before.
+    again: bool,
+    /// All others are applied.
+    last: bool,
+}
+
 impl<'a> Fold<'a> {
-    /// Starts with zeros in `sum`, which is as long as the longest source.
-    pub fn new(sources: &'a [ChunkSource], sum: &'a mut [u8]) -> Fold<'a> {
+    /// Starts in `sum`, which is as long as the longest source, whatever is in it. The result is its first `len` bytes.
+    pub fn new(sources: &'a [ChunkSource], sum: &'a mut [u8], len: usize) -> Fold<'a> {
         assert!(
-            sources.iter().all(|s| s.len as usize <= sum.len()),
+            sources.iter().all(|s| s.len as usize <= sum.len()) && len <= sum.len(),
             "a stripe is as long as its longest source"
         );
-        sum.fill(0);
-        Fold { sources, applied: vec![false; sources.len()], sum, bugs: Bugs::default() }
+        Fold {
+            sources,
+            applied: vec![false; sources.len()],
+            sum,
+            filled: 0,
+            torn: 0,
+            len,
+            sealed: 0,
+            crc: Crc64::new(),
+            bugs: Bugs::default(),
+        }
     }
 
     /// The same with deliberate bugs, for the simulator.
@@ -49,26 +81,99 @@ impl<'a> Fold<'a> {
             return Err(FoldError::Damaged { source });
         }
         if !std::mem::replace(&mut self.applied[source], true) || self.bugs.on(Bug::ApplyTwice) {
-            stanchion_code::rs::mul_into(self.sum, bytes, want.factor);
+            self.add(0, bytes, want.factor);
         }
         Ok(())
     }
 
-    /// Is everything applied?
-    pub fn complete(&self) -> bool {
-        self.applied.iter().all(|a| *a)
+    /// Source number `source` comes in pieces: [`Fold::take`] for each in its order, then [`Fold::end`].
+    pub fn begin(&mut self, source: usize) -> Coming {
+        self.torn += 1;
+        let others = self.applied.iter().enumerate().filter(|(i, _)| *i != source);
+        let last = others.into_iter().all(|(_, applied)| *applied) && self.torn == 1;
+        let again = self.applied[source] && !self.bugs.on(Bug::ApplyTwice);
+        Coming { source, done: 0, crc: Crc64::new(), again, last }
     }
 
-    /// The sum and its checksum over the first `len` bytes. Only of a complete fold.
-    pub fn finish(self, len: usize) -> Crc {
+    /// The next piece.
+    pub fn take(&mut self, coming: &mut Coming, bytes: &[u8]) -> Result<(), FoldError> {
+        let source = coming.source;
+        let want = &self.sources[source];
+        let (at, end) = (coming.done, coming.done + bytes.len());
+        if end > want.len as usize {
+            return Err(FoldError::Damaged { source });
+        }
+        if want.crc.is_some() {
+            coming.crc.update(bytes);
+        }
+        coming.done = end;
+        if coming.again {
+            return Ok(());
+        }
+        self.add(at, bytes, want.factor);
+        if coming.last {
+            self.seal(end);
+        }
+        Ok(())
+    }
+
+    /// All of it has come.
+    pub fn end(&mut self, coming: Coming) -> Result<(), FoldError> {
+        let Coming { source, done, crc, .. } = coming;
+        let want = &self.sources[source];
+        let wrong = want.crc.is_some_and(|want| want != crc.crc());
+        if done != want.len as usize || wrong && !self.bugs.on(Bug::SkipSourceChecksum) {
+            return Err(FoldError::Damaged { source });
+        }
+        self.applied[source] = true;
+        self.torn -= 1;
+        Ok(())
+    }
+
+    /// Adds `bytes` times `factor` at `at`, which is not beyond what is filled: every source begins at 0.
+    fn add(&mut self, at: usize, bytes: &[u8], factor: u8) {
+        let end = at + bytes.len();
+        assert!(at <= self.filled, "a source has no gaps");
+        let old = self.filled.clamp(at, end);
+        let (there, new) = bytes.split_at(old - at);
+        stanchion_code::rs::mul_into(&mut self.sum[at..old], there, factor);
+        if factor == 1 {
+            self.sum[old..end].copy_from_slice(new);
+        } else {
+            self.sum[old..end].fill(0);
+            stanchion_code::rs::mul_into(&mut self.sum[old..end], new, factor);
+        }
+        self.filled = self.filled.max(end);
+    }
+
+    /// Up to `end` nothing changes any more.
+    fn seal(&mut self, end: usize) {
+        let end = end.min(self.len);
+        if end > self.sealed {
+            self.crc.update(&self.sum[self.sealed..end]);
+            self.sealed = end;
+        }
+    }
+
+    /// Is everything applied?
+    pub fn complete(&self) -> bool {
+        self.torn == 0 && self.applied.iter().all(|a| *a)
+    }
+
+    /// The checksum of the result, which is in the sum's first bytes. Only of a complete fold.
+    pub fn finish(mut self) -> Crc {
         assert!(self.complete(), "a stripe is used only when all its members are in it");
-        crc64(&self.sum[..len])
+        let filled = self.filled;
+        self.sum[filled..].fill(0);
+        self.seal(self.len);
+        self.crc.crc()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use stanchion_format::data::Piece;
     use stanchion_format::ids::{AgentId, SlotId};
 
@@ -89,7 +194,7 @@ mod tests {
         let (a, b) = (b"abcd".as_slice(), b"xy".as_slice());
         let sources = [source(a), source(b)];
         let mut sum = [9u8; 4];
-        let mut fold = Fold::new(&sources, &mut sum);
+        let mut fold = Fold::new(&sources, &mut sum, 4);
         fold.apply(0, a).unwrap();
         fold.apply(0, a).unwrap();
         assert_eq!(fold.apply(1, b"xz"), Err(FoldError::Damaged { source: 1 }));
@@ -97,7 +202,72 @@ mod tests {
         assert!(!fold.complete());
         fold.apply(1, b).unwrap();
         fold.apply(1, b).unwrap();
-        fold.finish(4);
+        let crc = fold.finish();
         assert_eq!(sum, [b'a' ^ b'x', b'b' ^ b'y', b'c', b'd']);
+        assert_eq!(crc, crc64(&sum));
+    }
+
+    #[test]
+    fn a_source_that_ends_wrong_spoils_the_sum() {
+        // FM-S5
+        let sources = [source(b"abcd")];
+        for (bytes, whole) in [(b"abcx".as_slice(), true), (b"abc", true), (b"abcd", false)] {
+            let mut sum = [0u8; 4];
+            let mut fold = Fold::new(&sources, &mut sum, 4);
+            let mut coming = fold.begin(0);
+            fold.take(&mut coming, bytes).unwrap();
+            if whole {
+                assert_eq!(fold.end(coming), Err(FoldError::Damaged { source: 0 }));
+            }
+            assert!(!fold.complete());
+            // Not even what is right makes it good again.
+            fold.apply(0, b"abcd").unwrap();
+            assert!(!fold.complete());
+        }
+        let mut sum = [0u8; 4];
+        let mut fold = Fold::new(&sources, &mut sum, 4);
+        let mut coming = fold.begin(0);
+        fold.take(&mut coming, b"ab").unwrap();
+        assert_eq!(fold.take(&mut coming, b"cde"), Err(FoldError::Damaged { source: 0 }));
+        assert!(!fold.complete());
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_give_what_wholes_give(
+            data in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..40), any::<u8>(), 1usize..50), 1..6),
+            len in 0usize..40,
+            dirt in any::<u8>(),
+        ) {
+            let mut sources: Vec<ChunkSource> = data.iter().map(|(bytes, ..)| source(bytes)).collect();
+            for (source, (_, factor, _)) in sources.iter_mut().zip(&data) {
+                source.factor = *factor;
+            }
+            let mut plain = [0u8; 40];
+            for (bytes, factor, _) in &data {
+                for (sum, byte) in plain.iter_mut().zip(bytes) {
+                    *sum ^= stanchion_code::gf::mul(*byte, *factor);
+                }
+            }
+            let mut whole = [dirt; 40];
+            let mut fold = Fold::new(&sources, &mut whole, len);
+            for (i, (bytes, ..)) in data.iter().enumerate() {
+                fold.apply(i, bytes).unwrap();
+            }
+            prop_assert_eq!(fold.finish(), crc64(&plain[..len]));
+            let mut pieces = [dirt; 40];
+            let mut fold = Fold::new(&sources, &mut pieces, len);
+            for (i, (bytes, _, step)) in data.iter().enumerate().rev() {
+                // The second time nothing comes of it.
+                for _ in 0..2 {
+                    let mut coming = fold.begin(i);
+                    bytes.chunks(*step).for_each(|piece| fold.take(&mut coming, piece).unwrap());
+                    fold.end(coming).unwrap();
+                }
+            }
+            prop_assert_eq!(fold.finish(), crc64(&plain[..len]));
+            prop_assert_eq!(whole, plain);
+            prop_assert_eq!(pieces, plain);
+        }
     }
 }

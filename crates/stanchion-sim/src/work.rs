@@ -271,17 +271,24 @@ impl World {
         t: &mut Running,
     ) -> Result<Vec<u8>, (Trouble, Option<usize>)> {
         let mut sum = vec![0; len as usize];
-        let mut fold = Fold::new(sources, &mut sum).with_bugs(self.sc.bugs);
+        let mut fold = Fold::new(sources, &mut sum, len as usize).with_bugs(self.sc.bugs);
         let mut got = std::mem::take(&mut t.got);
         while !got.is_empty() {
             let place = self.rng.below(got.len() as u64) as usize;
             let (n, bytes) = got.swap_remove(place);
-            fold.apply(n, &bytes).map_err(|FoldError::Damaged { source }| {
+            let added = if self.rng.chance(500) {
+                fold.apply(n, &bytes)
+            } else {
+                let mut coming = fold.begin(n);
+                let taken = bytes.chunks(7).try_for_each(|piece| fold.take(&mut coming, piece));
+                taken.and_then(|()| fold.end(coming))
+            };
+            added.map_err(|FoldError::Damaged { source }| {
                 let s = &sources[source];
                 (Trouble::new(Cause::Damaged).agent(s.agent).slot(s.slot), Some(source))
             })?;
         }
-        fold.finish(len as usize);
+        fold.finish();
         Ok(sum)
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use stanchion_core::api::ChunkSource;
-use stanchion_format::checksum::crc64;
+use stanchion_format::checksum::{Crc, Crc64};
 use stanchion_format::data::{ChunkAnswer, ChunkRequest, KIND_CHUNK, KIND_CHUNK_REQUEST, Piece};
 use stanchion_format::frame::{self, HEADER_BYTES, Header};
 use stanchion_format::ids::{AgentId, Key, PeerId};
@@ -21,6 +21,8 @@ use crate::link::{Credentials, DataStream, LinkError, initiate_data, is_timeout,
 pub(super) const FRAME_BYTES_MAX: u32 = 256;
 /// A wait looks so often whether it is still wanted.
 pub(super) const SLICE: Duration = Duration::from_millis(200);
+/// An answer is taken in bits of so many bytes: they are still in the processor's nearest cache when they are added up.
+const TAKEN_BYTES: usize = 256 << 10;
 /// Connections that are kept for one agent.
 const KEPT_MAX: usize = 8;
 
@@ -142,29 +144,36 @@ impl Clients {
         })
     }
 
-    /// Takes the answer into `buf`: for data exactly `source.len` bytes, unverified (the fold does that);
-    /// for parity at least so many, verified against what the peer read.
+    /// Gives `each` the answer bit by bit: of data exactly `source.len` bytes, unverified (the fold does that); of parity,
+    /// which may have more, so many, and in the end it is compared with what the peer once wrote.
     pub fn take(
         &self,
         key: Key,
         source: &ChunkSource,
         asked: Asked,
-        buf: &mut Vec<u8>,
-        cancelled: &(dyn Fn() -> bool + Sync),
+        (buf, cancelled): (&mut Vec<u8>, &(dyn Fn() -> bool + Sync)),
+        each: &mut dyn FnMut(&[u8]),
     ) -> Result<(), Trouble> {
         let patience = Patience { stall: self.stall, cancelled };
         let mut asked = asked;
         loop {
             let Asked { mut stream, kept } = asked;
-            match receive(&mut stream, source, buf, patience) {
+            let head = receive_head(&mut stream, patience);
+            // What is kept may have been closed meanwhile: that shows before the first byte.
+            let anew = kept && head.is_err() && !cancelled();
+            let came = head.and_then(|head| match head {
+                Ok(head) => receive_body(&mut stream, source, head, buf, patience, each),
+                Err(cause) => Ok(Err(cause)),
+            });
+            match came {
                 Ok(result) => {
                     // Only after a whole answer the connection is in step.
-                    if !matches!(result, Err(Cause::Malformed)) {
+                    if !matches!(result, Err(Cause::Malformed | Cause::Size { .. })) {
                         self.keep(source.agent, stream);
                     }
                     return result.map_err(|cause| blame(source, cause));
                 }
-                Err(_) if kept && !cancelled() => asked = self.ask_anew(key, source)?,
+                Err(_) if anew => asked = self.ask_anew(key, source)?,
                 Err(error) => {
                     debug!(agent = source.agent.0, %error, "a chunk did not come");
                     return Err(blame(source, Cause::Unreachable));
@@ -195,14 +204,12 @@ fn request(to: &mut DataStream, key: Key, source: &ChunkSource) -> io::Result<()
     to.write_all(&frame)
 }
 
-/// The outer error: the connection broke. The inner: the peer's answer is no chunk; `Malformed` also says
-/// that the connection is out of step.
-fn receive(
+/// Length and checksum of what follows. The outer error: the connection broke. The inner: the peer's answer is no chunk;
+/// `Malformed` also says that the connection is out of step.
+fn receive_head(
     from: &mut DataStream,
-    source: &ChunkSource,
-    buf: &mut Vec<u8>,
     patience: Patience<'_>,
-) -> io::Result<Result<(), Cause>> {
+) -> io::Result<Result<(u32, Crc), Cause>> {
     let mut header = [0u8; HEADER_BYTES];
     read_full(from, &mut header, patience)?;
     let Ok(header) = Header::parse(&header, FRAME_BYTES_MAX) else {
@@ -213,29 +220,48 @@ fn receive(
     if header.check(&body).is_err() || header.kind() != KIND_CHUNK {
         return Ok(Err(Cause::Malformed));
     }
-    let (len, crc) = match frame::decode(&body) {
-        Ok(ChunkAnswer::Bytes { len, crc }) if len <= CHUNK_BYTES_MAX => (len, crc),
-        Ok(ChunkAnswer::Bytes { .. }) | Err(_) => return Ok(Err(Cause::Malformed)),
-        Ok(ChunkAnswer::Missing) => return Ok(Err(Cause::Missing)),
-        Ok(ChunkAnswer::Failed(errno)) => return Ok(Err(Cause::Os(errno))),
-    };
-    buf.resize(len as usize, 0);
-    read_full(from, buf, patience)?;
-    Ok(match source.piece {
-        Piece::Parity(_) if crc64(buf) != crc => Err(Cause::Damaged),
-        _ => fit(source, buf),
+    Ok(match frame::decode(&body) {
+        Ok(ChunkAnswer::Bytes { len, crc }) if len <= CHUNK_BYTES_MAX => Ok((len, crc)),
+        Ok(ChunkAnswer::Bytes { .. }) | Err(_) => Err(Cause::Malformed),
+        Ok(ChunkAnswer::Missing) => Err(Cause::Missing),
+        Ok(ChunkAnswer::Failed(errno)) => Err(Cause::Os(errno)),
     })
 }
 
-/// Cuts parity to the stripe's length: its place in the file may hold more. Data has its length or is wrong.
-pub(super) fn fit(source: &ChunkSource, buf: &mut Vec<u8>) -> Result<(), Cause> {
-    let (want, have) = (source.len as usize, buf.len());
-    match source.piece {
-        Piece::Parity(_) if have > want => buf.truncate(want),
-        _ if have != want => {
-            return Err(Cause::Size { want: want as u64, have: have as u64 });
-        }
-        _ => {}
+/// The bytes behind it. `Size`: they are too few or too many, and were not read.
+fn receive_body(
+    from: &mut DataStream,
+    source: &ChunkSource,
+    (len, want): (u32, Crc),
+    buf: &mut Vec<u8>,
+    patience: Patience<'_>,
+    each: &mut dyn FnMut(&[u8]),
+) -> io::Result<Result<(), Cause>> {
+    let parity = matches!(source.piece, Piece::Parity(_));
+    if let Err(cause) = fits(source, len) {
+        return Ok(Err(cause));
     }
-    Ok(())
+    let mut crc = Crc64::new();
+    let mut done = 0;
+    while done < len {
+        buf.resize(TAKEN_BYTES.min((len - done) as usize), 0);
+        read_full(from, buf, patience)?;
+        if parity {
+            crc.update(buf);
+        }
+        let wanted = buf.len().min(source.len.saturating_sub(done) as usize);
+        each(&buf[..wanted]);
+        done += buf.len() as u32;
+    }
+    Ok(if parity && crc.crc() != want { Err(Cause::Damaged) } else { Ok(()) })
+}
+
+/// Is a source of this length enough? A parity's place may hold more than the stripe needs; data has its length or is
+/// wrong.
+pub(super) fn fits(source: &ChunkSource, have: u32) -> Result<(), Cause> {
+    match source.piece {
+        Piece::Parity(_) if have >= source.len => Ok(()),
+        _ if have == source.len => Ok(()),
+        _ => Err(Cause::Size { want: source.len.into(), have: have.into() }),
+    }
 }

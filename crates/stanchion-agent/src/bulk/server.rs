@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock};
 use std::thread;
@@ -18,7 +19,7 @@ use stanchion_format::frame::{self, HEADER_BYTES, Header};
 use stanchion_format::ids::{Key, PeerId, SlotId};
 use stanchion_format::manifest::Manifest;
 use stanchion_format::peer::{Cause, Trouble};
-use stanchion_io::cache::{Cache, OpenChunk};
+use stanchion_io::cache::{Cache, OpenPiece};
 use tracing::{debug, warn};
 
 use super::client::{FRAME_BYTES_MAX, Patience, SLICE, read_full};
@@ -51,14 +52,20 @@ impl Published {
         map.retain(|(key, _), _| !keys.contains(key));
     }
 
-    /// A chunk that is vouched for, to be read in pieces.
+    /// A piece that is vouched for, to be read bit by bit.
     fn open(
         &self,
         cache: &Cache,
-        (key, slot): (Key, SlotId),
-        chunk: u64,
-    ) -> Result<OpenChunk, Trouble> {
-        cache.open_chunk(&*self.manifest(key, slot)?, chunk)
+        (key, slot, piece): (Key, SlotId, Piece),
+    ) -> Result<OpenPiece, Trouble> {
+        let manifest = self.manifest(key, slot)?;
+        match piece {
+            Piece::Data(chunk) => cache.open_chunk(&manifest, chunk),
+            Piece::Parity(index) => {
+                let size = manifest.chunk_bytes;
+                cache.open_parity(key, slot, index, size, size)
+            }
+        }
     }
 
     fn manifest(&self, key: Key, slot: SlotId) -> Result<Arc<Manifest>, Trouble> {
@@ -240,24 +247,8 @@ impl Server {
         buf: &mut Vec<u8>,
     ) -> io::Result<()> {
         let ChunkRequest { key, slot, piece } = request;
-        let given = match piece {
-            Piece::Data(chunk) => match self.open(key, slot, chunk, buf) {
-                Ok(open) => return give(&open, stream, buf),
-                Err(trouble) => Err(trouble),
-            },
-            // Parity is wanted for rebuilding alone: a buffer for that moment.
-            Piece::Parity(_) => {
-                let mut whole = Vec::new();
-                let read = self.published.read(&self.cache, (key, slot, piece), &mut whole);
-                read.map(|crc| (crc, whole))
-            }
-        };
-        let answer = match given {
-            Ok((crc, bytes)) => {
-                let len = u32::try_from(bytes.len()).map_err(|_| invalid())?;
-                head(stream, &ChunkAnswer::Bytes { len, crc })?;
-                return stream.write_all(&bytes);
-            }
+        let answer = match self.open(key, slot, piece, buf) {
+            Ok(open) => return give(&open, stream, buf),
             Err(Trouble { cause: Cause::Missing | Cause::Size { .. }, .. }) => ChunkAnswer::Missing,
             Err(Trouble { cause: Cause::Os(errno), .. }) => ChunkAnswer::Failed(errno),
             Err(_) => ChunkAnswer::Failed(rustix::io::Errno::IO.raw_os_error()),
@@ -266,20 +257,20 @@ impl Server {
         head(stream, &answer)
     }
 
-    /// A chunk to be given in pieces: what fails in reading it must be known before the first one goes.
+    /// What is to be given bit by bit: what fails in reading it must be known before the first one goes.
     fn open(
         &self,
         key: Key,
         slot: SlotId,
-        chunk: u64,
+        piece: Piece,
         buf: &mut Vec<u8>,
-    ) -> Result<OpenChunk, Trouble> {
-        let open = self.published.open(&self.cache, (key, slot), chunk)?;
+    ) -> Result<OpenPiece, Trouble> {
+        let open = self.published.open(&self.cache, (key, slot, piece))?;
         if !open.steady {
-            let OpenChunk { file, at, .. } = &open;
-            let read = stanchion_io::fs::checksum(&**file, buf, at.offset, at.len as usize);
+            let len = open.len as usize;
+            let read = stanchion_io::fs::checksum(&*open.file, buf, open.offset, len);
             let (have, _) = read.map_err(|e| Trouble::new(stanchion_io::trouble::cause(e)))?;
-            if have < at.len as usize {
+            if have < len {
                 return Err(Trouble::new(Cause::Missing).slot(slot));
             }
         }
@@ -296,22 +287,31 @@ fn head(stream: &mut DataStream, answer: &ChunkAnswer) -> io::Result<()> {
     stream.write_all(&frame)
 }
 
-/// Gives a chunk in pieces: a connection needs no memory for a whole one, however many there are. The checksum is what
-/// it must be; who asks compares the bytes with it himself.
-fn give(open: &OpenChunk, stream: &mut DataStream, buf: &mut Vec<u8>) -> io::Result<()> {
-    let OpenChunk { file, at, .. } = open;
-    head(stream, &ChunkAnswer::Bytes { len: at.len, crc: at.crc })?;
-    let (mut offset, end) = (at.offset, at.offset + u64::from(at.len));
+/// Gives a chunk bit by bit: a connection needs no memory for a whole one, however many there are; and where it is in
+/// memory and goes out as it is, it is not even copied. The checksum is what it must be; who asks compares the bytes with
+/// it himself.
+fn give(open: &OpenPiece, stream: &mut DataStream, buf: &mut Vec<u8>) -> io::Result<()> {
+    let OpenPiece { file, offset, len, crc, steady } = open;
+    head(stream, &ChunkAnswer::Bytes { len: *len, crc: *crc })?;
+    let (mut offset, end) = (*offset, offset + u64::from(*len));
     while offset < end {
-        let step = PIECE_BYTES.min((end - offset) as usize);
-        buf.resize(step, 0);
-        let have = stanchion_io::fs::read_full(&**file, buf, offset)?;
-        if have < step {
+        let left = end - offset;
+        let socket = stream.clear().filter(|_| *steady);
+        let sent = socket.and_then(|to| file.send_to(to.as_fd(), offset, left));
+        let step = match sent {
+            Some(sent) => sent?,
+            None => {
+                buf.resize(PIECE_BYTES.min(left as usize), 0);
+                let have = stanchion_io::fs::read_full(&**file, buf, offset)?;
+                stream.write_all(&buf[..have])?;
+                have as u64
+            }
+        };
+        if step == 0 {
             // It became shorter since it was looked at; the one who asks sees a broken connection.
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        stream.write_all(buf)?;
-        offset += step as u64;
+        offset += step;
     }
     Ok(())
 }

@@ -2,18 +2,18 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use stanchion_core::api::{ChunkSource, TaskResult, Work};
 use stanchion_core::fold::{Fold, FoldError};
 use stanchion_format::ids::{AgentId, Key, SlotId, StripeId};
 use stanchion_format::manifest::Manifest;
 use stanchion_format::peer::{Cause, Times, Trouble};
-use stanchion_io::cache::Cache;
+use stanchion_io::cache::{Cache, Summed};
 use stanchion_io::prefix::Prefix;
 use tracing::debug;
 
-use super::client::{Asked, Clients, blame, fit};
+use super::client::{Asked, Clients, blame, fits};
 use super::server::Published;
 
 /// Sources that are asked ahead of the one that is being added up: the next ones come in while this one
@@ -171,8 +171,8 @@ impl Tools {
     ) -> Result<Times, Failure> {
         let Place { key, slot, stripe, index, len, chunk_bytes } = place;
         let start = Instant::now();
-        let transfer_us = self.add_up(key, sources, len, scratch, cancelled)?.transfer_us;
-        let parity = &scratch.sum[..len as usize];
+        let Sum { crc, transfer_us } = self.add_up(key, sources, len, scratch, cancelled)?;
+        let parity = Summed { bytes: &scratch.sum[..len as usize], crc };
         self.cache.write_parity(key, slot, index, chunk_bytes, parity)?;
         debug!(%key, slot = slot.0, stripe = stripe.0, index, len, "parity is stored");
         let encode_us = micros(start).saturating_sub(transfer_us);
@@ -202,7 +202,8 @@ impl Tools {
             };
             return Err(Failure { trouble, source });
         }
-        self.cache.write_chunk(manifest, chunk, &scratch.sum[..at.len as usize])?;
+        let bytes = &scratch.sum[..at.len as usize];
+        self.cache.write_chunk(manifest, chunk, Summed { bytes, crc: sum.crc })?;
         let transfer_us = sum.transfer_us;
         let encode_us = micros(start).saturating_sub(transfer_us);
         Ok(Times { transfer_us, encode_us, ..Times::default() })
@@ -220,7 +221,7 @@ impl Tools {
         let longest = sources.iter().map(|s| s.len).max().unwrap_or(0).max(len);
         let Scratch { sum, buf } = scratch;
         sum.resize(longest as usize, 0);
-        let mut fold = Fold::new(sources, sum);
+        let mut fold = Fold::new(sources, sum, len as usize);
         let mut transfer_us = 0;
         let mut asked: VecDeque<(usize, Asked)> = VecDeque::new();
         let mut remote = sources.iter().enumerate().filter(|(_, s)| s.agent != self.me);
@@ -234,26 +235,42 @@ impl Tools {
                 let ask = self.clients.ask(key, ahead).map_err(|t| by(next, t))?;
                 asked.push_back((next, ask));
             }
+            let mut coming = fold.begin(i);
+            let mut folding = Duration::ZERO;
+            let mut right = Ok(());
+            let mut each = |bytes: &[u8]| {
+                let began = Instant::now();
+                right = right.and_then(|()| fold.take(&mut coming, bytes));
+                folding += began.elapsed();
+            };
             let began = Instant::now();
             if source.agent == self.me {
-                self.read_own(key, source, buf).map_err(|t| by(i, t))?;
+                self.read_own(key, source, buf, &mut each).map_err(|t| by(i, t))?;
             } else {
                 let (_, ask) = asked.pop_front().expect("remote sources are asked in order");
-                let taken = self.clients.take(key, source, ask, buf, cancelled);
+                let taken = self.clients.take(key, source, ask, (buf, cancelled), &mut each);
                 taken.map_err(|t| by(i, t))?;
-                transfer_us += micros(began);
+                transfer_us += micros(began).saturating_sub(folding.as_micros() as u64);
             }
-            if let Err(FoldError::Damaged { source: i }) = fold.apply(i, buf) {
+            if let Err(FoldError::Damaged { source: i }) = right.and_then(|()| fold.end(coming)) {
                 return Err(by(i, blame(source, Cause::Damaged)));
             }
         }
-        Ok(Sum { crc: fold.finish(len as usize), transfer_us })
+        Ok(Sum { crc: fold.finish(), transfer_us })
     }
 
-    fn read_own(&self, key: Key, source: &ChunkSource, buf: &mut Vec<u8>) -> Result<(), Trouble> {
+    fn read_own(
+        &self,
+        key: Key,
+        source: &ChunkSource,
+        buf: &mut Vec<u8>,
+        each: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), Trouble> {
         let what = (key, source.slot, source.piece);
         self.published.read(&self.cache, what, buf).map_err(|t| t.agent(source.agent))?;
-        fit(source, buf).map_err(|cause| blame(source, cause))
+        fits(source, buf.len() as u32).map_err(|cause| blame(source, cause))?;
+        each(&buf[..source.len as usize]);
+        Ok(())
     }
 }
 

@@ -232,6 +232,11 @@ impl DataStream {
         DataStream { tcp, crypt }
     }
 
+    /// The socket, if bytes go over it as they are.
+    pub fn clear(&self) -> Option<&std::net::TcpStream> {
+        self.crypt.is_none().then_some(&self.tcp)
+    }
+
     /// For timeouts, and for closing it from elsewhere.
     pub fn socket(&self) -> &std::net::TcpStream {
         &self.tcp

@@ -23,14 +23,34 @@ pub(super) fn of<'a>(
     move |cause| Trouble::new(cause).slot(slot).rank(rank).file(path)
 }
 
-/// A chunk that is being read.
-pub struct OpenChunk {
+/// A chunk or a parity that is being read.
+pub struct OpenPiece {
     /// Its file.
     pub file: Box<dyn Handle>,
     /// Where it lies in that.
-    pub at: ChunkAt,
+    pub offset: u64,
+    /// How long it is.
+    pub len: u32,
+    /// What its checksum must be.
+    pub crc: Crc,
     /// Reading it does not fail.
     pub steady: bool,
+}
+
+/// Bytes and their checksum, which who adds them up makes on the way.
+#[derive(Clone, Copy, Debug)]
+pub struct Summed<'a> {
+    /// The bytes.
+    pub bytes: &'a [u8],
+    /// Of these.
+    pub crc: Crc,
+}
+
+impl<'a, T: AsRef<[u8]> + ?Sized> From<&'a T> for Summed<'a> {
+    fn from(bytes: &'a T) -> Summed<'a> {
+        let bytes = bytes.as_ref();
+        Summed { bytes, crc: crc64(bytes) }
+    }
 }
 
 impl Cache {
@@ -122,27 +142,37 @@ impl Cache {
 
     /// A chunk's file, to be read in pieces, and where in it the chunk lies. What the file has not is an error, as in
     /// [`Cache::read_chunk`]. `steady`: reading does not fail.
-    pub fn open_chunk(&self, m: &Manifest, chunk: u64) -> Result<OpenChunk, Trouble> {
+    pub fn open_chunk(&self, m: &Manifest, chunk: u64) -> Result<OpenPiece, Trouble> {
         let (at, entry) = find(m, chunk)?;
         let trouble = of(m.slot, entry.rank, &entry.path);
         let path = self.file_path(m.key, m.slot, entry.rank, &entry.path);
         let (file, steady) = match self.memory.open(&path) {
             // What is in the store by now is on a device.
             Some(file) => (file, !self.has_store()),
-            None => (self.open_file(&path, How::Read).map_err(|e| trouble(cause(e)))?, false),
+            None => {
+                let file = self.open_file(&path, How::Read).map_err(|e| trouble(cause(e)))?;
+                (file, self.fs.is_memory())
+            }
         };
         let have = file.stat().map_err(|e| trouble(cause(e)))?.bytes;
         if have < at.offset + u64::from(at.len) {
             return Err(trouble(Cause::Size { want: entry.bytes, have }));
         }
-        Ok(OpenChunk { file, at, steady })
+        let ChunkAt { offset, len, crc, .. } = at;
+        Ok(OpenPiece { file, offset, len, crc, steady })
     }
 
     /// Writes a chunk that was rebuilt; refuses what the manifest does not vouch for (FM-S8).
-    pub fn write_chunk(&self, m: &Manifest, chunk: u64, bytes: &[u8]) -> Result<(), Trouble> {
+    pub fn write_chunk<'a>(
+        &self,
+        m: &Manifest,
+        chunk: u64,
+        what: impl Into<Summed<'a>>,
+    ) -> Result<(), Trouble> {
+        let Summed { bytes, crc } = what.into();
         let (at, entry) = find(m, chunk)?;
         let trouble = of(m.slot, entry.rank, &entry.path);
-        if bytes.len() != at.len as usize || crc64(bytes) != at.crc {
+        if bytes.len() != at.len as usize || crc != at.crc {
             return Err(trouble(Cause::Damaged));
         }
         let write = || {

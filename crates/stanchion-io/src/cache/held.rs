@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::io::Errno;
@@ -353,6 +354,19 @@ impl Used {
             }
         }
         Ok(())
+    }
+
+    /// Gives a socket bytes from `offset` on; within the size. `None`: they are to be read. Without the lock: a peer that
+    /// does not read must hold up nobody here. Memory that is given back meanwhile may have other bytes then, which the
+    /// peer sees by their checksum.
+    pub(super) fn send_to(
+        &self,
+        socket: BorrowedFd<'_>,
+        offset: u64,
+        bytes: u64,
+    ) -> Option<fs::Result<u64>> {
+        let memory = self.reading().memory.clone()?;
+        Some(fs::send_file(socket, memory.fd()?, offset, bytes))
     }
 
     /// Copies to `offset`; within the size. For repair: the bytes go to where those lie that they replace.

@@ -8,7 +8,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -36,12 +36,19 @@ pub trait Memory: fmt::Debug + Send + Sync {
     fn read(&self, offset: u64, buf: &mut [u8]);
     /// Copies to `offset`; within the size.
     fn write(&self, offset: u64, bytes: &[u8]);
+    /// The memory as a file, from the extent's beginning on.
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
     /// Where it is mapped, from `offset` on, for the kernel to write from.
     fn at(&self, offset: u64) -> Option<NonNull<u8>> {
         let _ = offset;
         None
     }
 }
+
+/// A smaller piece is sent as fast by copying it, together with its neighbours.
+const SEND_BYTES_MIN: u64 = 64 << 10;
 
 /// See [`MemHandle::sum_at`].
 const JOIN_BYTES: u64 = 256 << 10;
@@ -77,6 +84,18 @@ impl Handle for MemHandle {
         failed?;
         // It has the size it has.
         if done == 0 && !bytes.is_empty() { Err(Errno::FBIG) } else { Ok(done) }
+    }
+
+    fn send_to(&self, socket: BorrowedFd<'_>, offset: u64, bytes: u64) -> Option<fs::Result<u64>> {
+        if offset >= self.file.bytes {
+            return None;
+        }
+        let (used, at, len) = self.file.pieces(offset).next()?;
+        let step = len.min(bytes);
+        if step < SEND_BYTES_MIN.min(bytes) {
+            return None;
+        }
+        used.send_to(socket, at, step)
     }
 
     fn sum_at(&self, offset: u64, bytes: u64) -> fs::Result<Option<Crc>> {

@@ -35,7 +35,7 @@ mod usage;
 mod verify;
 mod vouch;
 
-pub use chunks::OpenChunk;
+pub use chunks::{OpenPiece, Summed};
 pub use held::Lies;
 pub use holding::Left;
 pub use moving::{OnTrouble, STORE_TRIES_MAX, Share};

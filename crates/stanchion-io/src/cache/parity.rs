@@ -8,6 +8,7 @@ use stanchion_format::peer::{Cause, Trouble};
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::chunks::{OpenPiece, Summed};
 use super::{Cache, slot_dir};
 use crate::fs::{self, How};
 use crate::trouble::cause;
@@ -26,12 +27,12 @@ struct Sum {
 const SUM_BYTES: usize = size_of::<Sum>();
 
 impl Sum {
-    fn new(index: u64, bytes: &[u8]) -> Sum {
+    fn new(index: u64, len: u32, crc: Crc) -> Sum {
         let mut sum = Sum {
             index: index.into(),
-            len: (bytes.len() as u32).into(),
+            len: len.into(),
             reserved: 0.into(),
-            crc: crc64(bytes).0.into(),
+            crc: crc.0.into(),
             own_crc: 0.into(),
         };
         sum.own_crc = crc64(&sum.as_bytes()[..SUM_BYTES - 8]).0.into();
@@ -74,9 +75,30 @@ impl Cache {
         buf: &mut Vec<u8>,
     ) -> Result<Crc, Trouble> {
         let trouble = trouble(slot);
-        let (at, sum_at) = offsets(index, chunk_bytes).ok_or_else(|| trouble(Cause::Missing))?;
+        let open = self.open_parity(key, slot, index, chunk_bytes, len_max)?;
+        buf.resize(open.len as usize, 0);
+        let have = fs::read_full(&*open.file, buf, open.offset).map_err(|e| trouble(cause(e)))?;
+        let crc = crc64(buf);
+        if have < open.len as usize || crc != open.crc {
+            return Err(trouble(Cause::Damaged));
+        }
+        Ok(crc)
+    }
+
+    /// A place of the parity file, to be read in pieces; at most `len_max` bytes.
+    pub fn open_parity(
+        &self,
+        key: Key,
+        slot: SlotId,
+        index: u64,
+        chunk_bytes: u32,
+        len_max: u32,
+    ) -> Result<OpenPiece, Trouble> {
+        let trouble = trouble(slot);
+        let (offset, sum_at) =
+            offsets(index, chunk_bytes).ok_or_else(|| trouble(Cause::Missing))?;
         let (data, sums) = files(key, slot);
-        let mut sum = Sum::new(0, &[]);
+        let mut sum = Sum::new(0, 0, Crc(0));
         let mut read_sum = || {
             let file = self.fs.open(&sums, How::Read)?;
             fs::read_full(&*file, sum.as_mut_bytes(), sum_at)
@@ -89,28 +111,21 @@ impl Cache {
         if have < SUM_BYTES || !sum.holds(index) || len > len_max.min(chunk_bytes) {
             return Err(trouble(Cause::Damaged));
         }
-        buf.resize(len as usize, 0);
-        let mut read = || {
-            let file = self.fs.open(&data, How::Read)?;
-            fs::read_full(&*file, buf, at)
-        };
-        let have = read().map_err(|e| trouble(cause(e)))?;
-        let crc = crc64(buf);
-        if have < len as usize || crc != Crc(sum.crc.get()) {
-            return Err(trouble(Cause::Damaged));
-        }
-        Ok(crc)
+        let file = self.fs.open(&data, How::Read).map_err(|e| trouble(cause(e)))?;
+        let (crc, steady) = (Crc(sum.crc.get()), self.fs.is_memory());
+        Ok(OpenPiece { file, offset, len, crc, steady })
     }
 
     /// Writes a place of the parity file: at most one chunk.
-    pub fn write_parity(
+    pub fn write_parity<'a>(
         &self,
         key: Key,
         slot: SlotId,
         index: u64,
         chunk_bytes: u32,
-        bytes: &[u8],
+        what: impl Into<Summed<'a>>,
     ) -> Result<(), Trouble> {
+        let Summed { bytes, crc } = what.into();
         let trouble = trouble(slot);
         let malformed = || trouble(Cause::Malformed);
         let (at, sum_at) = offsets(index, chunk_bytes).ok_or_else(malformed)?;
@@ -118,7 +133,7 @@ impl Cache {
         let len = len.ok_or_else(malformed)?;
         let before = self.usage().admit_parity(key, slot, index, len);
         let before = before.map_err(|_| trouble(Cause::NoSpace))?;
-        let written = self.put_parity(key, slot, (at, bytes), (sum_at, Sum::new(index, bytes)));
+        let written = self.put_parity(key, slot, (at, bytes), (sum_at, Sum::new(index, len, crc)));
         if written.is_err() {
             // Given back; shrinking always succeeds.
             let _ = self.usage().admit_parity(key, slot, index, before);

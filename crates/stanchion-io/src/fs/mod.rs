@@ -105,6 +105,12 @@ pub trait Handle: Send + Sync {
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+    /// Gives a socket up to `bytes` bytes from `offset` on without copying them here; 0 at the end. `None`: it must be read.
+    /// What changes before the other side has taken it may be seen there.
+    fn send_to(&self, socket: BorrowedFd<'_>, offset: u64, bytes: u64) -> Option<Result<u64>> {
+        let _ = (socket, offset, bytes);
+        None
+    }
     /// Sets the permission bits.
     fn set_mode(&self, mode: u32) -> Result<()>;
     /// Makes contents durable.
@@ -152,6 +158,10 @@ pub trait Fs: Send + Sync + fmt::Debug {
     fn sync_dir(&self, path: &Path) -> Result<()>;
     /// Free bytes for us, if the file system says.
     fn free(&self) -> Result<Option<u64>>;
+    /// Are its files nothing but memory, so that reading them does not fail?
+    fn is_memory(&self) -> bool {
+        false
+    }
 }
 
 /// Reads until `buf` is full or the file ends; how many bytes were there.
@@ -200,6 +210,22 @@ pub fn checksum_with(
         }
     }
     Ok((done, crc.crc()))
+}
+
+/// Gives a socket bytes of a file of the system; see [`Handle::send_to`].
+pub(crate) fn send_file(
+    socket: BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    bytes: u64,
+) -> Result<u64> {
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    let mut at = offset;
+    let sent = rustix::io::retry_on_intr(|| {
+        at = offset;
+        rustix::fs::sendfile(socket, file, Some(&mut at), bytes)
+    });
+    sent.map(|n| n as u64)
 }
 
 /// Writes all of `bytes`.

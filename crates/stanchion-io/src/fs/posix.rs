@@ -19,6 +19,10 @@ pub struct PosixFs {
     root: OwnedFd,
 }
 
+/// Of file systems in memory: statfs(2).
+const TMPFS_MAGIC: u32 = 0x0102_1994;
+const RAMFS_MAGIC: u32 = 0x8584_58f6;
+
 /// Flags for every step on the way to a file: links are not followed.
 const STEP: OFlags =
     OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -237,6 +241,12 @@ impl Fs for PosixFs {
         let space = retry_on_intr(|| rustix::fs::fstatvfs(&self.root))?;
         Ok((space.f_blocks > 0).then(|| space.f_bavail.saturating_mul(space.f_frsize)))
     }
+
+    fn is_memory(&self) -> bool {
+        let stat = rustix::fs::fstatfs(&self.root);
+        // The type has another width on each architecture.
+        stat.is_ok_and(|stat| [TMPFS_MAGIC, RAMFS_MAGIC].contains(&(stat.f_type as u32)))
+    }
 }
 
 /// An open file of the system.
@@ -279,6 +289,14 @@ impl Handle for PosixFile {
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.fd.as_fd())
+    }
+
+    fn send_to(&self, socket: BorrowedFd<'_>, offset: u64, bytes: u64) -> Option<Result<u64>> {
+        match super::send_file(socket, self.fd.as_fd(), offset, bytes) {
+            // Not of a file of this kind.
+            Err(Errno::INVAL | Errno::NOSYS) => None,
+            sent => Some(sent),
+        }
     }
 
     fn set_len(&self, bytes: u64) -> Result<()> {
