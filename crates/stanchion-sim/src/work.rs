@@ -276,7 +276,8 @@ impl World {
         while !got.is_empty() {
             let place = self.rng.below(got.len() as u64) as usize;
             let (n, bytes) = got.swap_remove(place);
-            let added = if self.rng.chance(500) {
+            // Whole, or in pieces.
+            let added = if n % 2 == 0 {
                 fold.apply(n, &bytes)
             } else {
                 let mut coming = fold.begin(n);

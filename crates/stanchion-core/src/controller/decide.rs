@@ -5,6 +5,7 @@ use super::{Controller, DECISIONS_MAX, Ending, Phase, Purpose, RestoredSum};
 use crate::api::{ControllerAction, Notice, Outcome};
 use crate::bugs::Bug;
 use stanchion_format::ids::{AgentId, Ancestry, DatasetNo, Incarnation, Key, SlotId};
+use stanchion_format::index::IndexRecord;
 use stanchion_format::peer::{
     AgentAddr, Cause, DatasetInfo, Holdings, LedgerEntry, Msg, Plan, Restored, Severity, Source,
     Trouble,
@@ -28,9 +29,7 @@ impl Controller {
         self.keep_ranks = !end_ranks;
         self.round += 1;
         self.holdings.clear();
-        self.index = None;
-        self.prefix_trouble = None;
-        self.out.push(ControllerAction::ReadIndex);
+        self.read_index();
         self.send_round();
     }
 
@@ -95,7 +94,41 @@ impl Controller {
         self.plan_if_known();
     }
 
+    /// Asks for the prefix's index; what was known of it is not true any more.
+    pub(super) fn read_index(&mut self) {
+        self.index = None;
+        self.prefix_trouble = None;
+        self.index_at = self.now.mono;
+        self.index_reads += 1;
+        self.out.push(ControllerAction::ReadIndex);
+    }
+
+    /// Is this the answer to the last question?
+    fn is_last_read(&mut self) -> bool {
+        self.index_reads = self.index_reads.saturating_sub(1);
+        self.index_reads == 0
+    }
+
+    pub(super) fn on_index(&mut self, records: Vec<IndexRecord>) {
+        if self.is_last_read() {
+            self.index = Some(records);
+            self.plan_if_known();
+        }
+    }
+
     pub(super) fn on_index_failed(&mut self, trouble: Trouble) {
+        if self.is_last_read() {
+            self.without_index(trouble);
+        }
+    }
+
+    /// It takes too long: nobody waits for the answers that are out.
+    pub(super) fn index_timed_out(&mut self) {
+        self.index_reads = 0;
+        self.without_index(Trouble::new(Cause::Timeout));
+    }
+
+    fn without_index(&mut self, trouble: Trouble) {
         if self.phase == Phase::Surveying && self.index.is_none() {
             self.prefix_trouble = Some(trouble.clone());
             self.index = Some(Vec::new());

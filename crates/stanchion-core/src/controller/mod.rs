@@ -177,6 +177,9 @@ pub struct Controller {
     ranks: Option<u32>,
     /// What all ranks were refused for; until the next launch.
     bad_restart: Option<Trouble>,
+    /// Reads of the prefix's index that are under way, and when the last one began.
+    index_reads: u32,
+    index_at: Millis,
     /// The application ended by itself, with a failure, and was not launched again yet.
     app_failed: bool,
     reports_seen: u64,
@@ -245,6 +248,8 @@ impl Controller {
             ranks: None,
             bad_restart: None,
             app_failed: false,
+            index_reads: 0,
+            index_at: Millis(0),
             reports_seen: 0,
             halt_settings: Vec::new(),
             restored: RestoredSum::default(),
@@ -261,10 +266,7 @@ impl Controller {
             ControllerEvent::AgentUp(addr) => self.on_agent_up(addr),
             ControllerEvent::AgentDown(agent) => self.on_agent_down(agent, false),
             ControllerEvent::Message { from, msg } => self.on_message(from, msg),
-            ControllerEvent::Index(records) => {
-                self.index = Some(records);
-                self.plan_if_known();
-            }
+            ControllerEvent::Index(records) => self.on_index(records),
             ControllerEvent::IndexFailed(trouble) => self.on_index_failed(trouble),
             ControllerEvent::AppExited { success, code } => self.on_app_exited(success, code),
             ControllerEvent::AppStopped => {
@@ -408,7 +410,8 @@ impl Controller {
                 self.stop_app();
             }
             Phase::Starting | Phase::Stopping => {}
-            Phase::Surveying => self.plan_if_known(),
+            // Until it was fenced it may have brought something into the prefix (FM-L2).
+            Phase::Surveying => self.read_index(),
             // What was decided counted on it: decide again.
             _ => self.decide_again(),
         }

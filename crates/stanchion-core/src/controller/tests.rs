@@ -13,6 +13,8 @@ struct Job {
     said: BTreeMap<AgentId, Msg>,
     launched: bool,
     ended: Option<Outcome>,
+    /// How often the index was asked for.
+    reads: u32,
     /// What the prefix says.
     index: ControllerEvent,
 }
@@ -40,7 +42,7 @@ impl Job {
         let now = Now { mono: Millis(0), unix_s: 0 };
         let index = ControllerEvent::Index(Vec::new());
         let ctrl = Controller::new(cfg, now);
-        Job { ctrl, now: 0, said: BTreeMap::new(), launched: false, ended: None, index }
+        Job { ctrl, now: 0, said: BTreeMap::new(), launched: false, ended: None, reads: 0, index }
     }
 
     fn step(&mut self, event: ControllerEvent) {
@@ -53,6 +55,7 @@ impl Job {
                     self.said.insert(to, *msg);
                 }
                 ControllerAction::LaunchApp { .. } => self.launched = true,
+                ControllerAction::ReadIndex => self.reads += 1,
                 ControllerAction::Exit(outcome) => {
                     assert_eq!(self.ended.replace(outcome), None, "it ends twice");
                 }
@@ -171,6 +174,24 @@ fn a_refusal_ends_with_its_launch() {
     job.step(ControllerEvent::AppExited { success: true, code: 0 });
     job.hear(1, Msg::Finished(plan.inc, None, None));
     assert!(matches!(job.ended, Some(Outcome::Success { .. })), "{:?}", job.ended);
+}
+
+/// FM-L2: an agent that is lost while others are asked may have ended a flush after the index was read.
+#[test]
+fn what_the_lost_brought_into_the_prefix_is_found() {
+    let mut job = Job::new(2);
+    (1..=2).for_each(|id| job.step(ControllerEvent::AgentUp(addr(id))));
+    assert_eq!((job.ctrl.phase, job.reads), (Phase::Surveying, 1));
+    let host = job.ctrl.slots[0];
+    // Once after the answer, once before it: that one is of before the loss.
+    job.step(ControllerEvent::Index(Vec::new()));
+    job.step(ControllerEvent::AgentDown(host));
+    assert_eq!((job.reads, job.ctrl.index.is_some()), (2, false));
+    job.ctrl.read_index();
+    job.step(ControllerEvent::Index(Vec::new()));
+    assert!(job.ctrl.index.is_none(), "the answer to the last question is not there yet");
+    job.step(ControllerEvent::Index(Vec::new()));
+    assert!(job.ctrl.index.is_some());
 }
 
 #[test]

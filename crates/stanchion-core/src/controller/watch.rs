@@ -109,8 +109,11 @@ impl Controller {
                     self.exit(Outcome::AgentsFailed(Trouble::new(Cause::Timeout)));
                 }
             }
-            Phase::Surveying if elapsed > INDEX_TIMEOUT_MS && self.index.is_none() => {
-                self.on_index_failed(Trouble::new(Cause::Timeout));
+            Phase::Surveying
+                if self.index.is_none()
+                    && self.now.mono.since(self.index_at) > INDEX_TIMEOUT_MS =>
+            {
+                self.index_timed_out();
             }
             Phase::Restoring if elapsed > settings.number("restore_timeout_ms") => {
                 self.restore_failed();
