@@ -15,14 +15,13 @@ use stanchion_format::limits::CHUNK_BYTES_MAX;
 use stanchion_format::peer::{AgentAddr, Cause, Trouble};
 use tracing::debug;
 
+use super::sum::WINDOW_BYTES;
 use crate::link::{Credentials, DataStream, LinkError, initiate_data, is_timeout, tune};
 
 /// Largest body of a request or an answer (not the raw bytes behind it), bytes.
 pub(super) const FRAME_BYTES_MAX: u32 = 256;
 /// A wait looks so often whether it is still wanted.
 pub(super) const SLICE: Duration = Duration::from_millis(200);
-/// An answer is taken in bits of so many bytes: they are still in the processor's nearest cache when they are added up.
-const TAKEN_BYTES: usize = 256 << 10;
 /// Connections that are kept for one agent.
 const KEPT_MAX: usize = 8;
 
@@ -78,6 +77,15 @@ pub(super) struct Asked {
     stream: DataStream,
     /// The connection had been kept: the peer may have closed it meanwhile.
     kept: bool,
+}
+
+/// An answer on its way.
+pub(super) struct Incoming {
+    stream: DataStream,
+    left: u32,
+    /// Of parity: what came, and what it must be.
+    crc: Crc64,
+    want: Crc,
 }
 
 impl Clients {
@@ -144,42 +152,74 @@ impl Clients {
         })
     }
 
-    /// Gives `each` the answer bit by bit: of data exactly `source.len` bytes, unverified (the fold does that); of parity,
-    /// which may have more, so many, and in the end it is compared with what the peer once wrote.
-    pub fn take(
+    /// Waits for the beginning of the answer.
+    pub fn begin(
         &self,
         key: Key,
         source: &ChunkSource,
         asked: Asked,
-        (buf, cancelled): (&mut Vec<u8>, &(dyn Fn() -> bool + Sync)),
-        each: &mut dyn FnMut(&[u8]),
-    ) -> Result<(), Trouble> {
+        cancelled: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Incoming, Trouble> {
         let patience = Patience { stall: self.stall, cancelled };
-        let mut asked = asked;
+        let Asked { mut stream, mut kept } = asked;
         loop {
-            let Asked { mut stream, kept } = asked;
-            let head = receive_head(&mut stream, patience);
-            // What is kept may have been closed meanwhile: that shows before the first byte.
-            let anew = kept && head.is_err() && !cancelled();
-            let came = head.and_then(|head| match head {
-                Ok(head) => receive_body(&mut stream, source, head, buf, patience, each),
-                Err(cause) => Ok(Err(cause)),
-            });
-            match came {
-                Ok(result) => {
+            match receive_head(&mut stream, patience) {
+                Ok(Ok((len, want))) => {
+                    fits(source, len).map_err(|cause| blame(source, cause))?;
+                    return Ok(Incoming { stream, left: len, crc: Crc64::new(), want });
+                }
+                Ok(Err(cause)) => {
                     // Only after a whole answer the connection is in step.
-                    if !matches!(result, Err(Cause::Malformed | Cause::Size { .. })) {
+                    if cause != Cause::Malformed {
                         self.keep(source.agent, stream);
                     }
-                    return result.map_err(|cause| blame(source, cause));
+                    return Err(blame(source, cause));
                 }
-                Err(_) if anew => asked = self.ask_anew(key, source)?,
-                Err(error) => {
-                    debug!(agent = source.agent.0, %error, "a chunk did not come");
-                    return Err(blame(source, Cause::Unreachable));
+                // What is kept may have been closed meanwhile: that shows before the first byte.
+                Err(_) if kept && !cancelled() => {
+                    Asked { stream, kept } = self.ask_anew(key, source)?;
                 }
+                Err(error) => return Err(broke(source, &error)),
             }
         }
+    }
+
+    /// The next bytes of the answer, unverified (the fold does that).
+    pub fn take(
+        &self,
+        source: &ChunkSource,
+        incoming: &mut Incoming,
+        to: &mut [u8],
+        (trusting, cancelled): (bool, &(dyn Fn() -> bool + Sync)),
+    ) -> Result<(), Trouble> {
+        let patience = Patience { stall: self.stall, cancelled };
+        read_full(&mut incoming.stream, to, patience).map_err(|e| broke(source, &e))?;
+        if !trusting && source.crc.is_none() {
+            incoming.crc.update(to);
+        }
+        incoming.left -= to.len() as u32;
+        Ok(())
+    }
+
+    /// What is taken is enough. Of parity, whose place may hold more than the stripe needs, the rest is read too, and unless
+    /// the caller is trusting it is compared with what the peer once wrote.
+    pub fn end(
+        &self,
+        source: &ChunkSource,
+        mut incoming: Incoming,
+        buf: &mut Vec<u8>,
+        (trusting, cancelled): (bool, &(dyn Fn() -> bool + Sync)),
+    ) -> Result<(), Trouble> {
+        while incoming.left > 0 {
+            buf.resize(WINDOW_BYTES.min(incoming.left as usize), 0);
+            self.take(source, &mut incoming, buf, (trusting, cancelled))?;
+        }
+        let Incoming { stream, crc, want, .. } = incoming;
+        self.keep(source.agent, stream);
+        if !trusting && source.crc.is_none() && crc.crc() != want {
+            return Err(blame(source, Cause::Damaged));
+        }
+        Ok(())
     }
 
     fn keep(&self, agent: AgentId, stream: DataStream) {
@@ -191,6 +231,11 @@ impl Clients {
             }
         }
     }
+}
+
+fn broke(source: &ChunkSource, error: &io::Error) -> Trouble {
+    debug!(agent = source.agent.0, %error, "a chunk did not come");
+    blame(source, Cause::Unreachable)
 }
 
 pub(super) fn blame(source: &ChunkSource, cause: Cause) -> Trouble {
@@ -226,34 +271,6 @@ fn receive_head(
         Ok(ChunkAnswer::Missing) => Err(Cause::Missing),
         Ok(ChunkAnswer::Failed(errno)) => Err(Cause::Os(errno)),
     })
-}
-
-/// The bytes behind it. `Size`: they are too few or too many, and were not read.
-fn receive_body(
-    from: &mut DataStream,
-    source: &ChunkSource,
-    (len, want): (u32, Crc),
-    buf: &mut Vec<u8>,
-    patience: Patience<'_>,
-    each: &mut dyn FnMut(&[u8]),
-) -> io::Result<Result<(), Cause>> {
-    let parity = matches!(source.piece, Piece::Parity(_));
-    if let Err(cause) = fits(source, len) {
-        return Ok(Err(cause));
-    }
-    let mut crc = Crc64::new();
-    let mut done = 0;
-    while done < len {
-        buf.resize(TAKEN_BYTES.min((len - done) as usize), 0);
-        read_full(from, buf, patience)?;
-        if parity {
-            crc.update(buf);
-        }
-        let wanted = buf.len().min(source.len.saturating_sub(done) as usize);
-        each(&buf[..wanted]);
-        done += buf.len() as u32;
-    }
-    Ok(if parity && crc.crc() != want { Err(Cause::Damaged) } else { Ok(()) })
 }
 
 /// Is a source of this length enough? A parity's place may hold more than the stripe needs; data has its length or is

@@ -9,6 +9,7 @@
 mod client;
 mod queue;
 mod server;
+mod sum;
 mod work;
 
 use std::panic::AssertUnwindSafe;

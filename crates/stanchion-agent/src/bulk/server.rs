@@ -13,7 +13,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use stanchion_format::checksum::Crc;
 use stanchion_format::data::{ChunkAnswer, ChunkRequest, KIND_CHUNK, KIND_CHUNK_REQUEST, Piece};
 use stanchion_format::frame::{self, HEADER_BYTES, Header};
 use stanchion_format::ids::{Key, PeerId, SlotId};
@@ -53,7 +52,7 @@ impl Published {
     }
 
     /// A piece that is vouched for, to be read bit by bit.
-    fn open(
+    pub fn open(
         &self,
         cache: &Cache,
         (key, slot, piece): (Key, SlotId, Piece),
@@ -72,23 +71,6 @@ impl Published {
         let map = self.0.read().expect("no thread panics while it holds this");
         let found = map.get(&(key, slot)).cloned();
         found.ok_or_else(|| Trouble::new(Cause::Missing).slot(slot))
-    }
-
-    /// Reads a piece that is vouched for, as it is now.
-    pub fn read(
-        &self,
-        cache: &Cache,
-        (key, slot, piece): (Key, SlotId, Piece),
-        buf: &mut Vec<u8>,
-    ) -> Result<Crc, Trouble> {
-        let manifest = self.manifest(key, slot)?;
-        match piece {
-            Piece::Data(chunk) => cache.read_chunk(&manifest, chunk, buf),
-            Piece::Parity(index) => {
-                let size = manifest.chunk_bytes;
-                cache.read_parity(key, slot, index, size, size, buf)
-            }
-        }
     }
 }
 

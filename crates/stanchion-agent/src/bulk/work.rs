@@ -1,11 +1,9 @@
 //! Doing one task on a bulk thread.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use stanchion_core::api::{ChunkSource, TaskResult, Work};
-use stanchion_core::fold::{Fold, FoldError};
 use stanchion_format::ids::{AgentId, Key, SlotId, StripeId};
 use stanchion_format::manifest::Manifest;
 use stanchion_format::peer::{Cause, Times, Trouble};
@@ -13,17 +11,14 @@ use stanchion_io::cache::{Cache, Summed};
 use stanchion_io::prefix::Prefix;
 use tracing::debug;
 
-use super::client::{Asked, Clients, blame, fits};
+use super::client::{Clients, blame};
 use super::server::Published;
-
-/// Sources that are asked ahead of the one that is being added up: the next ones come in while this one
-/// is verified.
-const AHEAD: usize = 3;
+use super::sum::Sum;
 
 /// A task that failed, and by which of its sources.
 pub(super) struct Failure {
-    trouble: Trouble,
-    source: Option<usize>,
+    pub trouble: Trouble,
+    pub source: Option<usize>,
 }
 
 impl From<Trouble> for Failure {
@@ -32,15 +27,11 @@ impl From<Trouble> for Failure {
     }
 }
 
-fn by(source: usize, trouble: Trouble) -> Failure {
-    Failure { trouble, source: Some(source) }
-}
-
 /// Memory that a thread keeps from task to task.
 #[derive(Default)]
 pub(super) struct Scratch {
-    sum: Vec<u8>,
-    buf: Vec<u8>,
+    pub sum: Vec<u8>,
+    pub buf: Vec<u8>,
 }
 
 /// What tasks work with.
@@ -74,7 +65,7 @@ impl LazyPrefix {
     }
 }
 
-fn micros(since: Instant) -> u64 {
+pub(super) fn micros(since: Instant) -> u64 {
     since.elapsed().as_micros().try_into().unwrap_or(u64::MAX)
 }
 
@@ -171,7 +162,8 @@ impl Tools {
     ) -> Result<Times, Failure> {
         let Place { key, slot, stripe, index, len, chunk_bytes } = place;
         let start = Instant::now();
-        let Sum { crc, transfer_us } = self.add_up(key, sources, len, scratch, cancelled)?;
+        let Sum { crc, transfer_us } =
+            self.add_up(key, (sources, len), false, scratch, cancelled)?;
         let parity = Summed { bytes: &scratch.sum[..len as usize], crc };
         self.cache.write_parity(key, slot, index, chunk_bytes, parity)?;
         debug!(%key, slot = slot.0, stripe = stripe.0, index, len, "parity is stored");
@@ -190,7 +182,12 @@ impl Tools {
         let start = Instant::now();
         let malformed = || Trouble::new(Cause::Malformed).slot(manifest.slot);
         let at = manifest.chunk(chunk).ok_or_else(malformed)?;
-        let sum = self.add_up(manifest.key, sources, at.len, scratch, cancelled)?;
+        let what = (sources, at.len);
+        let mut sum = self.add_up(manifest.key, what, true, scratch, cancelled)?;
+        if sum.crc != at.crc {
+            // Who is to blame?
+            sum = self.add_up(manifest.key, what, false, scratch, cancelled)?;
+        }
         if sum.crc != at.crc {
             // Every source with a checksum was verified: what had none is wrong (FM-S8), one of them.
             let file = manifest.files[at.file].path.clone();
@@ -208,70 +205,6 @@ impl Tools {
         let encode_us = micros(start).saturating_sub(transfer_us);
         Ok(Times { transfer_us, encode_us, ..Times::default() })
     }
-
-    /// Adds the sources up in `scratch.sum`; the checksum is of its first `len` bytes.
-    fn add_up(
-        &self,
-        key: Key,
-        sources: &[ChunkSource],
-        len: u32,
-        scratch: &mut Scratch,
-        cancelled: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Sum, Failure> {
-        let longest = sources.iter().map(|s| s.len).max().unwrap_or(0).max(len);
-        let Scratch { sum, buf } = scratch;
-        sum.resize(longest as usize, 0);
-        let mut fold = Fold::new(sources, sum, len as usize);
-        let mut transfer_us = 0;
-        let mut asked: VecDeque<(usize, Asked)> = VecDeque::new();
-        let mut remote = sources.iter().enumerate().filter(|(_, s)| s.agent != self.me);
-        for (i, source) in sources.iter().enumerate() {
-            if cancelled() {
-                return Err(Trouble::new(Cause::Timeout).into());
-            }
-            while asked.len() < AHEAD
-                && let Some((next, ahead)) = remote.next()
-            {
-                let ask = self.clients.ask(key, ahead).map_err(|t| by(next, t))?;
-                asked.push_back((next, ask));
-            }
-            let mut coming = fold.begin(i);
-            let mut folding = Duration::ZERO;
-            let mut right = Ok(());
-            let mut each = |bytes: &[u8]| {
-                let began = Instant::now();
-                right = right.and_then(|()| fold.take(&mut coming, bytes));
-                folding += began.elapsed();
-            };
-            let began = Instant::now();
-            if source.agent == self.me {
-                self.read_own(key, source, buf, &mut each).map_err(|t| by(i, t))?;
-            } else {
-                let (_, ask) = asked.pop_front().expect("remote sources are asked in order");
-                let taken = self.clients.take(key, source, ask, (buf, cancelled), &mut each);
-                taken.map_err(|t| by(i, t))?;
-                transfer_us += micros(began).saturating_sub(folding.as_micros() as u64);
-            }
-            if let Err(FoldError::Damaged { source: i }) = right.and_then(|()| fold.end(coming)) {
-                return Err(by(i, blame(source, Cause::Damaged)));
-            }
-        }
-        Ok(Sum { crc: fold.finish(), transfer_us })
-    }
-
-    fn read_own(
-        &self,
-        key: Key,
-        source: &ChunkSource,
-        buf: &mut Vec<u8>,
-        each: &mut dyn FnMut(&[u8]),
-    ) -> Result<(), Trouble> {
-        let what = (key, source.slot, source.piece);
-        self.published.read(&self.cache, what, buf).map_err(|t| t.agent(source.agent))?;
-        fits(source, buf.len() as u32).map_err(|cause| blame(source, cause))?;
-        each(&buf[..source.len as usize]);
-        Ok(())
-    }
 }
 
 struct Place {
@@ -281,9 +214,4 @@ struct Place {
     index: u64,
     len: u32,
     chunk_bytes: u32,
-}
-
-struct Sum {
-    crc: stanchion_format::checksum::Crc,
-    transfer_us: u64,
 }
