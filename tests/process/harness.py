@@ -135,7 +135,7 @@ class Lab:
         jobs = [p for p in self.dir.glob("stanchion-*/*")]
         check(not jobs, f"job directories left: {jobs}")
         lease = self.prefix / ".stanchion/lease.json"
-        check(not lease.exists(), "the lease is left in the prefix")
+        check(not lease.exists(), f"the lease is left in the prefix: {lease.read_text() if lease.exists() else ''}")
 
     def close(self, failed):
         for run in self.runs:

@@ -55,7 +55,7 @@ class Soak:
         flush = rng.choice([0, 1, 3])
         lab = Lab(mpi)
         small = Small(lab) if rng.random() < 0.3 else None
-        failed = True
+        failed, run, hit = True, None, []
         told = {"mpi": mpi, "scheme": scheme, "nodes": nodes, "spares": spares, "ranks": ranks, "mb": mb,
                 "flush_every": flush, "small_cache": bool(small), "runs": []}
         try:
@@ -81,7 +81,10 @@ class Soak:
             raise Failed("the last run, which meets no fault, did not succeed")
         except Failed as why:
             told["failed"] = str(why)
-            raise
+            # What it met is only in `runs` when it has ended as it should.
+            if run:
+                told["last"] = {"text": run.text[-6000:], "code": run.process.poll(), "faults": hit}
+            raise Failed(f"{why}\n{run.text[-3000:] if run else ''}") from why
         finally:
             self.note(**told)
             if small:

@@ -286,6 +286,42 @@ fn a_second_run_with_the_prefix_waits_and_then_refuses() {
 }
 
 #[test]
+fn a_lease_that_an_agent_took_and_died_with_is_given_back() {
+    // FM-V4, FM-S11: one that was cut off may have taken it, and is killed when it is late.
+    let s = Scratch::new();
+    let gate = s.fifo("gate");
+    let mut run = s.run(
+        &["--nodes", "1", "--set", "shutdown_timeout_ms=500"],
+        &format!("read x < {}", gate.display()),
+    );
+    run.event("launching");
+    let agents = pids(&status(&s));
+    let lease = stanchion_format::index::LeaseFile {
+        epoch: stanchion_format::ids::Epoch(1000),
+        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        pid: agents[0],
+        unix_s: 1,
+        role: "orphans".into(),
+    };
+    let file = s.prefix().join(".stanchion/lease.json");
+    std::fs::write(&file, serde_json::to_vec(&lease).unwrap()).unwrap();
+    run.end(10);
+    s.nothing_left();
+    // Nobody's else is taken away: not one of a process that may live, nor one of another machine.
+    for (host, pid) in [(lease.host.as_str(), std::process::id()), ("elsewhere", lease.pid)] {
+        let mut run =
+            s.run(&["--set", "shutdown_timeout_ms=500"], &format!("read x < {}", gate.display()));
+        run.event("launching");
+        let other = stanchion_format::index::LeaseFile { host: host.into(), pid, ..lease.clone() };
+        std::fs::write(&file, serde_json::to_vec(&other).unwrap()).unwrap();
+        run.end(10);
+        assert!(file.exists(), "the lease of process {pid} on {host}");
+        std::fs::remove_file(&file).unwrap();
+    }
+    s.nothing_left();
+}
+
+#[test]
 fn status_tells_running_and_dead_jobs() {
     let s = Scratch::new();
     assert!(s.ends(&["status"]).code(0).out.contains("no jobs"));

@@ -27,13 +27,13 @@ pub(super) struct Sum {
 
 /// How far the asking has come: sources that are the agent's own need none.
 enum Begun {
-    Own(Own),
+    Own(Box<Own>),
     Asked(Asked),
 }
 
 enum Way {
-    Own(Own),
-    Peer(Incoming),
+    Own(Box<Own>),
+    Peer(Box<Incoming>),
 }
 
 /// A piece that this agent holds.
@@ -121,7 +121,7 @@ impl Adding<'_> {
                 Begun::Asked(asked) => {
                     let clients = &self.tools.clients;
                     let begun = clients.begin(self.key, &self.sources[i], asked, self.cancelled);
-                    Way::Peer(begun.map_err(|t| by(i, t))?)
+                    Way::Peer(Box::new(begun.map_err(|t| by(i, t))?))
                 }
             };
             flows.push(Flow { source: i, coming: fold.begin(i), way });
@@ -138,7 +138,7 @@ impl Adding<'_> {
         let open = self.tools.published.open(&self.tools.cache, what);
         let piece = open.map_err(|t| t.agent(source.agent))?;
         fits(source, piece.len).map_err(|cause| blame(source, cause))?;
-        Ok(Begun::Own(Own { piece, crc: Crc64::new(), done: 0 }))
+        Ok(Begun::Own(Box::new(Own { piece, crc: Crc64::new(), done: 0 })))
     }
 
     /// The next window of one source.
@@ -173,7 +173,7 @@ impl Adding<'_> {
             Way::Own(own) => own.end(source, buf, self.trusting),
             Way::Peer(incoming) => {
                 let unseen = (self.trusting, self.cancelled);
-                self.tools.clients.end(source, incoming, buf, unseen)
+                self.tools.clients.end(source, *incoming, buf, unseen)
             }
         };
         ended.map_err(|t| by(i, t))?;

@@ -201,7 +201,11 @@ impl<'a> Driver<'a> {
                 Woken::Interrupted => {
                     if self.interrupt() {
                         serving.abort();
-                        return Ok(Ended { outcome: Outcome::Interrupted, forced: true });
+                        return Ok(Ended {
+                            outcome: Outcome::Interrupted,
+                            forced: true,
+                            agents: Vec::new(),
+                        });
                     }
                 }
                 Woken::Halt(halt) => self.on_halt(&halt),
@@ -214,7 +218,8 @@ impl<'a> Driver<'a> {
         }
         serving.abort();
         let halted = self.halted && self.interrupts == 0 && outcome == Outcome::Interrupted;
-        Ok(Ended { outcome: if halted { Outcome::Halted } else { outcome }, forced: false })
+        let outcome = if halted { Outcome::Halted } else { outcome };
+        Ok(Ended { outcome, forced: false, agents: Vec::new() })
     }
 
     fn act(&mut self, action: ControllerAction) {
@@ -356,6 +361,12 @@ impl<'a> Driver<'a> {
         ];
         let pairs = pairs.into_iter().map(|(n, v)| (format!("halt.{n}"), v)).collect();
         self.news.push_back(ControllerEvent::Settings(pairs));
+    }
+
+    /// Processes of agents that ended.
+    pub fn agents_gone(&self) -> Vec<u32> {
+        let gone = self.agents.0.iter().filter(|a| !a.alive);
+        gone.map(|a| a.pid_number().cast_unsigned()).collect()
     }
 
     /// Ends what is left: the application first, agents by themselves, then by force.

@@ -23,7 +23,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// How often a waiting run looks again.
 const RETRY: Duration = Duration::from_millis(200);
 
-fn host() -> String {
+/// Where we are.
+pub fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 

@@ -22,7 +22,7 @@ use stanchion_core::bugs::Bugs;
 use stanchion_core::controller::{ControllerConfig, Purpose};
 use stanchion_format::config::Settings;
 use stanchion_format::ids::{AgentId, Epoch, JobId};
-use stanchion_format::index::HaltFile;
+use stanchion_format::index::{HaltFile, LeaseFile};
 use stanchion_format::peer::Severity;
 use stanchion_format::{limits, place};
 use stanchion_io::prefix::Prefix;
@@ -68,7 +68,7 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failed> {
     let epoch = lease::take(&prefix, &plan.base, wait, "run")?;
     let result = with_epoch(args, &plan, &mut reporter, Arc::new(prefix), job, epoch, halt);
     if result.is_err() {
-        give_back(&plan.root, epoch);
+        give_back(&plan.root, epoch, &[]);
     }
     result
 }
@@ -96,11 +96,14 @@ fn sweep(args: &RunArgs, plan: &Plan, reporter: &mut Reporter, prefix: &Prefix, 
     }
 }
 
-/// The lease, if it is ours: nobody leads that could.
-pub fn give_back(root: &std::path::Path, epoch: Epoch) {
-    if let Ok(prefix) = Prefix::open(root)
-        && prefix.read_lease().is_ok_and(|l| l.is_some_and(|l| l.epoch == epoch))
-    {
+/// The lease, if it is ours, or of an agent of ours that ended before it could give it back: one that was cut off took it,
+/// and was killed when it was late. Nobody leads that could.
+pub fn give_back(root: &std::path::Path, epoch: Epoch, ended: &[u32]) {
+    let Ok(prefix) = Prefix::open(root) else { return };
+    let ours = |lease: LeaseFile| {
+        lease.epoch == epoch || lease.host == lease::host() && ended.contains(&lease.pid)
+    };
+    if prefix.read_lease().is_ok_and(|lease| lease.is_some_and(ours)) {
         let _stale_leases_pass = prefix.remove_lease();
     }
 }
@@ -263,9 +266,9 @@ fn with_epoch(
     let result = in_runtime(&dir, core, app, reporter, prefix, halt);
     dir.remove();
     let ended = result?;
-    if ended.forced {
-        give_back(&plan.root, epoch);
-    }
+    // Where nothing was forced, ours was given back by whoever led; a higher epoch's is not touched.
+    let ours = if ended.forced { epoch } else { Epoch(u64::MAX) };
+    give_back(&plan.root, ours, &ended.agents);
     let exit = of_outcome(&ended.outcome);
     reporter.outcome(&ended.outcome, exit);
     Ok(exit)
@@ -283,6 +286,8 @@ pub struct Ended {
     outcome: Outcome,
     /// Everything was killed; nobody gave the lease back.
     forced: bool,
+    /// Processes of its agents, all of which are gone.
+    agents: Vec<u32>,
 }
 
 fn in_runtime(
@@ -320,7 +325,8 @@ fn in_runtime(
         };
         // Whatever happened: nothing of the job outlives this.
         driver.wind_down(result.is_err()).await;
-        result
+        let agents = driver.agents_gone();
+        result.map(|ended| Ended { agents, ..ended })
     });
     // A thread that hangs in a file system is not waited for.
     runtime.shutdown_background();

@@ -74,7 +74,7 @@ pub fn scavenge(args: &ScavengeArgs) -> Result<Exit, Failed> {
         let task = Task { args, settings, root: root.clone(), base, prefix, job, records };
         task.perform(epoch)
     });
-    give_back(&root, epoch);
+    give_back(&root, epoch, &[]);
     let ended = ended?;
     if args.common.json {
         let mut value = json!({"outcome": ended.exit.word(), "exit_code": ended.exit as u8});
