@@ -124,6 +124,14 @@ class Lab:
                 mine.append((int(pid), text.split(b"\0")[0].decode(errors="replace")))
         return mine
 
+    @staticmethod
+    def logs(job):
+        """What is there, and how the agents' logs end: they know why they left it."""
+        text = "".join(f"\n  {path}" for path in sorted(job.rglob("*")))
+        for log in sorted(job.rglob("agent.log")):
+            text += f"\n== {log}\n{log.read_text(errors='replace')[-1500:]}"
+        return text
+
     def nothing_left(self, seconds=20):
         """FM-V4: no process, socket, lock or shared memory outlives the job."""
         until(lambda: not self.processes(), seconds, f"processes gone: {self.processes()}")
@@ -133,7 +141,7 @@ class Lab:
         # A job beside this one may have lost a rank: its runner is given the time to clean up.
         until(lambda: not self.shm() - self.shm_before, 20, f"shared memory left: {self.shm() - self.shm_before}")
         jobs = [p for p in self.dir.glob("stanchion-*/*")]
-        check(not jobs, f"job directories left: {jobs}")
+        check(not jobs, f"job directories left: {jobs}{''.join(map(self.logs, jobs))}")
         lease = self.prefix / ".stanchion/lease.json"
         check(not lease.exists(), f"the lease is left in the prefix: {lease.read_text() if lease.exists() else ''}")
 
