@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import harness  # noqa: E402
 
-MODULES = ["test_life", "test_loss", "test_codes", "test_scavenge", "test_damage", "test_regions", "test_store", "test_scr", "test_bad_input", "test_pool"]
+MODULES = ["test_life", "test_loss", "test_codes", "test_scavenge", "test_damage", "test_prefix", "test_regions", "test_store", "test_scr", "test_bad_input", "test_pool"]
 # What these look at is time, or memory: one after the other, when all others are through.
 ALONE = ["test_network", "test_cycles", "test_memory"]
 

@@ -5,11 +5,13 @@ mod args;
 mod bench;
 mod config;
 mod exit;
+mod export;
 mod jobdir;
 mod out;
 mod prefix;
 mod procs;
 mod profile;
+mod prune;
 mod run;
 mod scavenge;
 mod settings;
@@ -41,6 +43,10 @@ fn dispatch(command: &Command) -> Result<Exit, Failed> {
         Command::List(args) => prefix::list(args),
         Command::Inspect(args) => prefix::inspect(args),
         Command::Verify(args) => prefix::verify(args),
+        Command::Export(args) => export::export(args),
+        Command::Pin(args) => prune::pin(args),
+        Command::Unpin(args) => prune::unpin(args),
+        Command::Prune(args) => prune::prune(args),
         Command::Halt(args) => prefix::halt(args),
         Command::Status(args) => status::status(args),
         Command::Config(args) => config::config(args),

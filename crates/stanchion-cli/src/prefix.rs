@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use stanchion_format::client::FLAG_CHECKPOINT;
 use stanchion_format::config::Shown;
 use stanchion_format::ids::SlotId;
-use stanchion_format::index::{HaltFile, IndexRecord, LeaseFile};
+use stanchion_format::index::{HaltFile, IndexRecord, Layout, LeaseFile};
 use stanchion_format::layout::{Scheme, Sets};
 use stanchion_format::manifest::Manifest;
 use stanchion_format::peer::{Cause, Trouble};
@@ -33,13 +33,15 @@ pub fn unusable(root: &std::path::Path, t: &Trouble) -> Failed {
     Failed::new(Exit::Storage, anyhow!("the prefix {} cannot be used: {t}{hint}", root.display()))
 }
 
-struct Opened {
-    prefix: Prefix,
-    root: PathBuf,
+/// A prefix for a tool.
+pub struct Opened {
+    pub prefix: Prefix,
+    pub root: PathBuf,
 }
 
 impl Opened {
-    fn new(args: &PrefixArgs, write: bool) -> Result<Opened, Failed> {
+    /// The prefix of the arguments, environment or file.
+    pub fn new(args: &PrefixArgs, write: bool) -> Result<Opened, Failed> {
         let mut options = Vec::new();
         if let Some(prefix) = &args.prefix {
             let text = prefix.to_str().ok_or_else(|| {
@@ -54,7 +56,8 @@ impl Opened {
         Ok(Opened { prefix, root })
     }
 
-    fn index(&self) -> Result<(Vec<IndexRecord>, Vec<BadRecord>), Failed> {
+    /// Its records, and those that cannot be used.
+    pub fn index(&self) -> Result<(Vec<IndexRecord>, Vec<BadRecord>), Failed> {
         self.prefix.read_index().map_err(|t| unusable(&self.root, &t))
     }
 
@@ -63,7 +66,7 @@ impl Opened {
     }
 
     /// The newest record of this number or name.
-    fn find(&self, wanted: &str) -> Result<IndexRecord, Failed> {
+    pub fn find(&self, wanted: &str) -> Result<IndexRecord, Failed> {
         let (records, bad) = self.index()?;
         let number: Option<u64> = wanted.parse().ok();
         let by_number = records.iter().rev().find(|r| number == Some(r.info.key.no.0));
@@ -84,7 +87,7 @@ impl Opened {
 }
 
 /// The record that a restart would try first.
-fn newest(records: &[IndexRecord]) -> Option<&IndexRecord> {
+pub fn newest(records: &[IndexRecord]) -> Option<&IndexRecord> {
     records.iter().rev().find(|r| r.info.flags & FLAG_CHECKPOINT != 0)
 }
 
@@ -92,7 +95,8 @@ fn bad_value(bad: &BadRecord) -> Value {
     json!({"file": bad.file, "trouble": words::trouble(&bad.trouble)})
 }
 
-fn warn_bad(bad: &[BadRecord]) {
+/// Tells of records that cannot be used.
+pub fn warn_bad(bad: &[BadRecord]) {
     for b in bad {
         let text = format!(
             "warning: the record {} cannot be used ({}); its dataset is left out, its files are still there",
@@ -113,11 +117,20 @@ fn times_value(record: &IndexRecord) -> Value {
     record.times.as_ref().map_or(Value::Null, words::times)
 }
 
+/// The word of `flush_layout`.
+fn layout(record: &IndexRecord) -> &'static str {
+    match record.layout() {
+        Layout::Files => "files",
+        Layout::Containers => "containers",
+    }
+}
+
 /// Who holds a lease, in words.
 pub fn holder(lease: &LeaseFile) -> String {
     let who = match lease.role.as_str() {
         "orphans" => "the agents of a lost run",
         "scavenge" => "`stanchion scavenge`",
+        "prune" => "`stanchion prune`",
         _ => "a run",
     };
     format!("{who} (process {} on {})", lease.pid, Shown::new(&lease.host))
@@ -128,7 +141,9 @@ pub fn list(args: &PrefixArgs) -> Result<Exit, Failed> {
     let opened = Opened::new(args, false)?;
     let (records, bad) = opened.index()?;
     let newest = newest(&records).map(|r| r.info.key);
+    let pins = opened.prefix.pins().map_err(|t| unusable(&opened.root, &t))?;
     let state = |r: &IndexRecord| if Some(r.info.key) == newest { "newest" } else { "complete" };
+    let pinned = |r: &IndexRecord| pins.contains(&r.info.key);
     if args.json {
         let datasets: Vec<Value> = records
             .iter()
@@ -136,6 +151,8 @@ pub fn list(args: &PrefixArgs) -> Result<Exit, Failed> {
                 let mut value = words::dataset(&r.info);
                 value["unix_s"] = r.unix_s.into();
                 value["state"] = state(r).into();
+                value["pinned"] = pinned(r).into();
+                value["layout"] = layout(r).into();
                 value["times"] = times_value(r);
                 value
             })
@@ -161,7 +178,7 @@ pub fn list(args: &PrefixArgs) -> Result<Exit, Failed> {
                     r.info.files.to_string(),
                     out::bytes(r.info.bytes),
                     out::utc(r.unix_s),
-                    state(r).into(),
+                    format!("{}{}", state(r), if pinned(r) { ", pinned" } else { "" }),
                 ]
             })
             .collect();
@@ -313,8 +330,9 @@ pub fn verify(args: &VerifyArgs) -> Result<Exit, Failed> {
     Ok(if damaged { Exit::Failure } else { Exit::Success })
 }
 
-fn verify_one(opened: &Opened, record: &IndexRecord) -> Result<Vec<Trouble>, Failed> {
-    let bar = std::io::stderr().is_terminal().then(|| {
+/// Bytes of one dataset, on a terminal only.
+pub fn bar(record: &IndexRecord) -> Option<indicatif::ProgressBar> {
+    std::io::stderr().is_terminal().then(|| {
         let style = indicatif::ProgressStyle::with_template(
             "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}",
         )
@@ -322,7 +340,11 @@ fn verify_one(opened: &Opened, record: &IndexRecord) -> Result<Vec<Trouble>, Fai
         let bar = indicatif::ProgressBar::new(record.info.bytes).with_style(style);
         bar.set_message(record.info.name.escape_debug().to_string());
         bar
-    });
+    })
+}
+
+fn verify_one(opened: &Opened, record: &IndexRecord) -> Result<Vec<Trouble>, Failed> {
+    let bar = bar(record);
     let mut progress = |bytes: u64| {
         if let Some(bar) = &bar {
             bar.inc(bytes);

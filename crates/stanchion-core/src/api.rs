@@ -10,7 +10,7 @@ use stanchion_format::holding::Holding;
 use stanchion_format::ids::{
     AgentId, Epoch, ExtentId, Key, PeerId, RankId, SlotId, StripeId, TaskId,
 };
-use stanchion_format::index::IndexRecord;
+use stanchion_format::index::{IndexRecord, Layout};
 use stanchion_format::manifest::{FileDecl, Manifest};
 use stanchion_format::peer::{AgentAddr, DatasetInfo, Msg, Severity, Times, Trouble};
 
@@ -277,17 +277,23 @@ pub enum Work {
         /// The ranks that will run on it.
         ranks: Vec<(RankId, u32)>,
     },
-    /// Write a slot's files under temporary names into the prefix, fsynced, and its manifest.
+    /// Write a slot's files into the prefix where nobody looks for them yet, durably: under temporary names, with the
+    /// slot's manifest, or in a container.
     FlushPrepare {
         /// What to write; every chunk is verified as it is read (FM-F9).
         manifest: Arc<Manifest>,
+        /// As what.
+        layout: Layout,
         /// Number of the attempt.
         attempt: u32,
     },
-    /// Withdraw records that vouch for files which will be replaced (FM-S10), rename, fsync directories.
+    /// Withdraw records that vouch for files which will be replaced (FM-S10), rename, fsync directories. Containers stay
+    /// where they are.
     FlushPublish {
         /// The same.
         manifest: Arc<Manifest>,
+        /// The same.
+        layout: Layout,
         /// The same.
         attempt: u32,
     },
@@ -305,6 +311,13 @@ pub enum Work {
         record: Box<IndexRecord>,
         /// The attempt.
         attempt: u32,
+    },
+    /// Delete checkpoints in the prefix that are not kept ([`crate::retention`]).
+    Prune {
+        /// The dataset that has just become persistent: the newest that may count.
+        key: Key,
+        /// What stays.
+        keep: crate::retention::Keep,
     },
     /// Make the record appear by link(), after checking that no higher epoch was taken (FM-S9, FM-S11).
     WriteIndex(Box<IndexRecord>),

@@ -68,6 +68,10 @@ pub enum Bug {
     IgnoreAvoid,
     /// FM-P10: what a child writes to is free as soon as its rank is gone.
     FreeChild,
+    /// FM-S19: the record names the first attempt's containers, whichever wrote them.
+    NameFirstAttempt,
+    /// FM-S20: one checkpoint less than asked for is kept.
+    PruneOneMore,
 }
 
 /// Which bugs are switched on.

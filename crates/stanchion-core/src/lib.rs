@@ -15,5 +15,6 @@ pub mod controller;
 pub mod fold;
 pub mod pace;
 pub mod pool;
+pub mod retention;
 pub mod stripe;
 pub mod tree;

@@ -3,9 +3,11 @@
 //! ```text
 //! PREFIX/.stanchion/job                     the job's id, written once
 //! PREFIX/.stanchion/epoch/NNNNNNNNNN        taken by O_EXCL: the fencing epochs (FM-S11)
-//! PREFIX/.stanchion/data/KEY/slot.NNNNNN    manifest of each slot, JSON (SlotFile)
+//! PREFIX/.stanchion/data/KEY/slot.NNNNNN    manifest of each slot, JSON (SlotFile); or, with containers,
+//! PREFIX/.stanchion/data/KEY/a.ATTEMPT/c.NNNNNN    what each slot has (see [`crate::container`])
 //! PREFIX/.stanchion/index/NO.INC.json       record of a complete dataset (IndexRecord), made by link()
 //! PREFIX/.stanchion/tmp/KEY.ATTEMPT/...     files that are being written
+//! PREFIX/.stanchion/pins/KEY                the dataset is not to be deleted
 //! PREFIX/.stanchion/halt.json               wishes of `stanchion halt`
 //! PREFIX/.stanchion/lease.json              who uses the prefix now (FM-C5)
 //! ```
@@ -20,6 +22,19 @@ use serde::{Deserialize, Serialize};
 pub const DIR: &str = ".stanchion";
 /// Version of these files.
 pub const INDEX_VERSION: u32 = 1;
+
+/// What a pin's file says; nobody reads it.
+pub const PIN: &[u8] = b"{\"version\": 1}\n";
+
+/// How a dataset lies in the prefix.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Layout {
+    /// As the application's own files, under their names.
+    #[default]
+    Files,
+    /// As a container for each slot, under names of ours.
+    Containers,
+}
 
 /// A complete dataset in the prefix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +55,9 @@ pub struct IndexRecord {
     pub unix_s: u64,
     /// For each slot the checksum of its manifest ([`Manifest::crc`]).
     pub slots: Vec<(SlotId, Crc)>,
+    /// The attempt whose containers have its data; none: the application's own files have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub containers: Option<u32>,
     /// Where its time went until it was written; older records have none, and are what they are without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub times: Option<Times>,
@@ -64,6 +82,11 @@ impl IndexRecord {
     pub fn parse(bytes: &[u8]) -> Option<IndexRecord> {
         let record: IndexRecord = serde_json::from_slice(bytes).ok()?;
         (record.version == INDEX_VERSION && record.compute() == record.crc).then_some(record)
+    }
+
+    /// How its data lies in the prefix.
+    pub fn layout(&self) -> Layout {
+        if self.containers.is_some() { Layout::Containers } else { Layout::Files }
     }
 
     /// Was the job led on past the incarnation that wants to write this record, as `there` in the index shows? A later
@@ -216,6 +239,7 @@ mod tests {
             },
             unix_s: 0,
             slots: Vec::new(),
+            containers: None,
             times: None,
             crc: Crc(0),
         }

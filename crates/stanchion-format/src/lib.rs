@@ -8,6 +8,7 @@ pub mod changed;
 pub mod checksum;
 pub mod client;
 pub mod config;
+pub mod container;
 pub mod data;
 pub mod frame;
 pub mod holding;

@@ -63,6 +63,7 @@ fn record() -> IndexRecord {
         info: info(),
         unix_s: 1_700_000_000,
         slots: vec![(SlotId(0), Crc(1)), (SlotId(1), manifest().crc())],
+        containers: Some(5),
         times: Some(Times { copy_us: 7, ..Times::default() }),
         crc: Crc(0),
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use common::*;
 use rustix::io::Errno;
 use stanchion_format::ids::{Epoch, JobId};
+use stanchion_format::index::Layout;
 use stanchion_io::fs::testing::{Fault, FaultyFs, Keep};
 use stanchion_io::prefix::Prefix;
 
@@ -289,7 +290,7 @@ fn completing_stops_at_every_step_and_is_done_again() {
     let prefix = prefix_on(&fs);
     scene.third.prepare(&prefix, 1).unwrap();
     prefix.flush_intend(&scene.third.record(scene.job, scene.epoch), 1).unwrap();
-    prefix.flush_publish(&scene.third.manifests[0], 1, &go_on).unwrap();
+    prefix.flush_publish(&scene.third.manifests[0], (Layout::Files, 1), &go_on).unwrap();
     fs.crash(Keep::Nothing);
     assert_eq!(assert_index_true(&prefix_on(&fs), "interrupted"), [1]);
     let epoch = prefix_on(&fs).take_epoch().unwrap();
@@ -353,7 +354,7 @@ fn a_further_attempt_takes_nothing_from_one_that_may_be_completed() {
     let prefix = prefix_on(&first);
     scene.third.prepare(&prefix, 1).unwrap();
     prefix.flush_intend(&scene.third.record(scene.job, scene.epoch), 1).unwrap();
-    prefix.flush_publish(&scene.third.manifests[0], 1, &go_on).unwrap();
+    prefix.flush_publish(&scene.third.manifests[0], (Layout::Files, 1), &go_on).unwrap();
     first.crash(Keep::Nothing);
     let again = |fs: &FaultyFs, attempt: u32| {
         let (prefix, before) = (prefix_on(fs), fs.ops());

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use common::*;
 use rustix::io::Errno;
 use stanchion_format::ids::{Epoch, RankId, SlotId};
+use stanchion_format::index::Layout;
 use stanchion_format::index::{HaltFile, LeaseFile};
 use stanchion_format::peer::Cause;
-use stanchion_io::fs::testing::{Fault, FaultyFs};
+use stanchion_io::fs::testing::{Fault, FaultyFs, Keep};
 use stanchion_io::prefix::Prefix;
 
 fn os(errno: Errno) -> Cause {
@@ -266,7 +267,12 @@ fn two_files_never_become_one() {
         for order in [[0, 1], [1, 0]] {
             let (fs, prefix, _) = started();
             let prepare = |i: usize| {
-                prefix.flush_prepare(&data.nodes[i].cache, &data.manifests[i], 1, &go_on)
+                prefix.flush_prepare(
+                    &data.nodes[i].cache,
+                    &data.manifests[i],
+                    (Layout::Files, 1),
+                    &go_on,
+                )
             };
             prepare(order[0]).unwrap();
             let trouble = prepare(order[1]).unwrap_err();
@@ -295,7 +301,7 @@ fn two_slots_with_one_path_at_the_same_moment() {
             let prefix = Prefix::open(dir.path()).unwrap();
             let (cache, m) = (&data.nodes[i].cache, &data.manifests[i]);
             gate.wait();
-            prefix.flush_prepare(cache, m, 1, &go_on)
+            prefix.flush_prepare(cache, m, (Layout::Files, 1), &go_on)
         };
         let results: Vec<_> = std::thread::scope(|s| {
             let threads = [0, 1].map(|i| {
@@ -365,7 +371,7 @@ fn damage_in_the_cache_never_reaches_the_prefix() {
     assert_eq!(data.prepare(&prefix, 1).unwrap_err().cause, Cause::Missing);
     let stop = || true;
     let (node, m) = (&data.nodes[0], &data.manifests[0]);
-    let stopped = prefix.flush_prepare(&node.cache, m, 1, &stop);
+    let stopped = prefix.flush_prepare(&node.cache, m, (Layout::Files, 1), &stop);
     assert_eq!(stopped.unwrap_err().cause, Cause::Closing);
 }
 
@@ -414,7 +420,8 @@ fn only_records_of_replaced_files_are_withdrawn() {
     // One that is void renames nothing.
     let late = Dataset::rotating(5);
     late.prepare(&prefix, 1).unwrap();
-    let stopped = prefix.flush_publish(&late.manifests[0], 1, &|| true).unwrap_err();
+    let stopped =
+        prefix.flush_publish(&late.manifests[0], (Layout::Files, 1), &|| true).unwrap_err();
     assert_eq!(stopped.cause, Cause::Closing);
     prefix.flush_abort(key(5), 1);
     assert!(late.publish(&prefix, 1).is_err());
@@ -455,6 +462,31 @@ fn delete_takes_only_what_nobody_else_vouches_for() {
     prefix.delete(key(1)).unwrap();
     prefix.delete(key(2)).unwrap();
     assert!(!fs.files().iter().any(|f| f == "shared" || f.contains("/data/")), "{:?}", fs.files());
+}
+
+#[test]
+fn what_is_pinned_is_not_deleted() {
+    // FM-S20
+    let (fs, prefix, epoch) = started();
+    for data in [Dataset::own(1), Dataset::own(2).in_containers()] {
+        data.flush(&prefix, epoch, 1).unwrap();
+        assert!(prefix.pin(data.key).unwrap());
+        fs.crash(Keep::Nothing);
+        let prefix = prefix_on(&fs);
+        assert!(!prefix.pin(data.key).unwrap() && prefix.pins().unwrap().contains(&data.key));
+        let refused = prefix.delete(data.key).unwrap_err();
+        assert_eq!(refused.cause, os(Errno::PERM));
+        assert!(refused.file.unwrap().contains("/pins/"));
+        prefix.sweep(&[]).unwrap();
+    }
+    let prefix = prefix_on(&fs);
+    assert_eq!(assert_index_true(&prefix, "pinned"), [1, 2]);
+    assert!(prefix.unpin(key(1)).unwrap() && !prefix.unpin(key(1)).unwrap());
+    fs.crash(Keep::Nothing);
+    let prefix = prefix_on(&fs);
+    prefix.delete(key(1)).unwrap();
+    assert_eq!(assert_index_true(&prefix, "one goes"), [2]);
+    assert_eq!(prefix.pins().unwrap().len(), 1);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::judge::Promise;
 use crate::world::{CtrlId, World};
 use stanchion_code::{gf, rs::Code};
 use stanchion_core::api::Outcome;
+use stanchion_format::client::{FLAG_CHECKPOINT, FLAG_OUTPUT};
 use stanchion_format::ids::{AgentId, Incarnation, Key, RankId, SlotId};
 use stanchion_format::index::IndexRecord;
 use stanchion_format::layout::block_slot;
@@ -200,9 +201,9 @@ impl World {
     pub(crate) fn judge_indexed(&mut self, record: &IndexRecord) {
         let key = record.info.key;
         let rot = self.judge.promises.get(&key).is_some_and(|p| p.prefix_rot);
-        if rot || !self.prefix.index.contains_key(&key) {
-            return;
-        }
+        // One that was there before stands, of another attempt maybe.
+        let there = self.prefix.index.get(&key).cloned();
+        let Some(record) = there.as_ref().filter(|_| !rot) else { return };
         if let Err(text) = self.prefix.verify(key) {
             return self.violate("FM-S9", format!("the record of {key} is there: {text}"));
         }
@@ -213,10 +214,31 @@ impl World {
             .files
             .values()
             .flatten()
-            .find(|(path, bytes)| self.prefix.files.get(*path) != Some(bytes));
+            .find(|(path, bytes)| self.prefix.contents(record, path) != Some(bytes));
         if let Some((path, _)) = wrong {
             let text = format!("{path} in the prefix is not what {key} wrote");
             self.violate("FM-S9", text);
+        }
+    }
+
+    /// FM-S20: what is deleted to make room is no output, and enough newer checkpoints of the line are there. `records`: what
+    /// there was.
+    pub(crate) fn judge_pruned(&mut self, key: Key, records: &[IndexRecord]) {
+        let number = |name| self.sc.settings.number(name);
+        let (last, every) = (number("keep_last"), number("keep_every"));
+        let gone = records.iter().find(|r| r.info.key == key).expect("it was there");
+        let kth = every > 0 && key.no.0.is_multiple_of(every);
+        let newest = records.iter().max_by_key(|r| (r.inc, r.info.key)).expect("it was there");
+        let counts = |r: &&IndexRecord| {
+            r.info.key > key
+                && r.info.flags & FLAG_CHECKPOINT != 0
+                && newest.ancestry.admits(newest.inc, r.info.key)
+                && self.prefix.index.contains_key(&r.info.key)
+        };
+        let newer = records.iter().filter(counts).count() as u64;
+        if gone.info.flags & FLAG_OUTPUT != 0 || kth || last == 0 || newer < last {
+            let text = format!("{key} is deleted with {newer} newer ones there");
+            self.violate("FM-S20", text);
         }
     }
 

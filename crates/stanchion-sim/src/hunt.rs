@@ -86,6 +86,8 @@ pub const BUGS: &[stanchion_core::bugs::Bug] = {
         OneRow,
         NoFactors,
         IgnoreGroups,
+        NameFirstAttempt,
+        PruneOneMore,
         OneIndex,
         ParityDoneEarly,
         RestoredEarly,

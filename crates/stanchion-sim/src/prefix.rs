@@ -7,6 +7,9 @@ use stanchion_format::manifest::{FileEntry, Manifest};
 use stanchion_format::peer::{Cause, DatasetInfo, Trouble};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// A manifest, and the bytes of its files.
+pub type Container = (Manifest, Vec<Vec<u8>>);
+
 /// The prefix.
 #[derive(Clone, Debug, Default)]
 pub struct Prefix {
@@ -18,6 +21,8 @@ pub struct Prefix {
     pub files: BTreeMap<String, Vec<u8>>,
     /// Manifests in place.
     pub slots: BTreeMap<(Key, SlotId), Manifest>,
+    /// Containers of attempts.
+    pub containers: BTreeMap<(Key, u32, SlotId), Container>,
     /// What attempts are going to vouch for.
     pub intents: BTreeMap<(Key, u32), IndexRecord>,
     /// Records.
@@ -110,7 +115,9 @@ impl Prefix {
         if self.epoch > rec.epoch.0 || self.led_past(&rec) {
             return Err(Trouble::new(Cause::Fenced));
         }
-        self.intents.insert((rec.info.key, attempt), rec);
+        if rec.containers.is_none() {
+            self.intents.insert((rec.info.key, attempt), rec);
+        }
         Ok(())
     }
 
@@ -179,7 +186,11 @@ impl Prefix {
     fn vouched_slot(&self, rec: &IndexRecord, slot: SlotId) -> Result<&Manifest, Trouble> {
         let malformed = || Trouble::new(Cause::Malformed).slot(slot);
         let want = rec.slots.iter().find(|(s, _)| *s == slot).ok_or_else(malformed)?.1;
-        let m = self.slots.get(&(rec.info.key, slot)).ok_or_else(malformed)?;
+        let m = match rec.containers {
+            Some(attempt) => self.containers.get(&(rec.info.key, attempt, slot)).map(|(m, _)| m),
+            None => self.slots.get(&(rec.info.key, slot)),
+        };
+        let m = m.ok_or_else(malformed)?;
         if m.crc() == want { Ok(m) } else { Err(malformed()) }
     }
 
@@ -197,9 +208,13 @@ impl Prefix {
         let mut out = Vec::new();
         for (slot, _) in &rec.slots {
             let m = self.vouched_slot(rec, *slot)?;
-            for f in m.files.iter().filter(|f| wanted(f.rank)) {
+            for (n, f) in m.files.iter().enumerate().filter(|(_, f)| wanted(f.rank)) {
                 let damaged = |cause| Trouble::new(cause).rank(f.rank).file(f.path.clone());
-                let bytes = self.files.get(&f.path).ok_or_else(|| damaged(Cause::Missing))?;
+                let bytes = match rec.containers {
+                    Some(a) => self.containers[&(info.key, a, *slot)].1.get(n),
+                    None => self.files.get(&f.path),
+                };
+                let bytes = bytes.ok_or_else(|| damaged(Cause::Missing))?;
                 if entry(f.rank, &f.path, bytes, m.chunk_bytes) != *f {
                     return Err(damaged(Cause::Damaged));
                 }
@@ -208,6 +223,14 @@ impl Prefix {
         }
         out.sort_by(|a, b| (a.0.rank, &a.0.path).cmp(&(b.0.rank, &b.0.path)));
         Ok(out)
+    }
+
+    /// What a file of this record has.
+    pub fn contents(&self, rec: &IndexRecord, path: &str) -> Option<&Vec<u8>> {
+        let Some(attempt) = rec.containers else { return self.files.get(path) };
+        let of = rec.slots.iter();
+        let mut of = of.filter_map(|(s, _)| self.containers.get(&(rec.info.key, attempt, *s)));
+        of.find_map(|(m, bytes)| bytes.get(m.files.iter().position(|f| f.path == path)?))
     }
 
     /// Is every byte that this record vouches for in place?
@@ -225,6 +248,9 @@ impl Prefix {
     pub fn abort(&mut self, key: Key, attempt: u32) {
         self.tmp.retain(|(k, a, _), _| (*k, *a) != (key, attempt));
         self.intents.remove(&(key, attempt));
+        if self.index.get(&key).is_none_or(|rec| rec.containers != Some(attempt)) {
+            self.containers.retain(|(k, a, _), _| (*k, *a) != (key, attempt));
+        }
     }
 
     /// Withdraws a dataset and removes its files.
@@ -237,5 +263,7 @@ impl Prefix {
     fn forget_attempts(&mut self, key: Key) {
         self.tmp.retain(|(k, _, _), _| *k != key);
         self.intents.retain(|(k, _), _| *k != key);
+        let keep = self.index.get(&key).and_then(|rec| rec.containers);
+        self.containers.retain(|(k, a, _), _| *k != key || Some(*a) == keep);
     }
 }

@@ -92,7 +92,15 @@ impl Scenario {
         let cow = app.memory && app.cow;
         let stores = rng.chance(500);
         let pool_bytes_max = 4096 * rng.pick(&[2, 6, 20, 60, 200]);
-        let settings = settings(rng);
+        let mut settings = settings(rng);
+        if Rng::new(seed, 10).chance(300) {
+            settings.set("flush_layout", "containers").expect("a word of the table");
+        }
+        let mut keep = Rng::new(seed, 11);
+        if keep.chance(400) {
+            settings.set("keep_last", keep.pick(&["1", "2"])).expect("a value of the table");
+            settings.set("keep_every", keep.pick(&["0", "4"])).expect("a value of the table");
+        }
         let horizon = 2_000 + app.steps * (app.step_ms + 400);
         let mut faults = fault::faults(&mut Rng::new(seed, 2), horizon);
         let groups = groups(&mut Rng::new(seed, 8), nodes, spares, &settings);

@@ -8,6 +8,7 @@ use stanchion_core::fold::{Fold, FoldError};
 use stanchion_format::checksum::crc64;
 use stanchion_format::holding::Holding;
 use stanchion_format::ids::{AgentId, Key, SlotId, TaskId};
+use stanchion_format::index::Layout;
 use stanchion_format::manifest::Manifest;
 use stanchion_format::peer::{Cause, Times, Trouble};
 use std::sync::Arc;
@@ -30,7 +31,8 @@ impl Running {
             | Work::Stat { key, .. }
             | Work::Digest { key, .. }
             | Work::Encode { key, .. }
-            | Work::FlushAbort { key, .. } => *key,
+            | Work::FlushAbort { key, .. }
+            | Work::Prune { key, .. } => *key,
             Work::Forget { key, .. } => key.unwrap_or_default(),
             Work::Verify(m)
             | Work::Rebuild { manifest: m, .. }
@@ -206,10 +208,12 @@ impl World {
                 let files = self.prefix.fetch(self.now, &info, &ranks).map_err(plain)?;
                 Ok(Some(self.fetched(id, info.key, slot, info.chunk_bytes, files)))
             }
-            Work::FlushPrepare { manifest, attempt } => {
-                self.flush_prepare(id, &manifest, attempt, t)
+            Work::FlushPrepare { manifest, layout, attempt } => {
+                self.flush_prepare(id, &manifest, (layout, attempt), t)
             }
-            Work::FlushPublish { manifest, attempt } => self.flush_publish(&manifest, attempt, t),
+            Work::FlushPublish { manifest, layout, attempt } => {
+                self.flush_publish(&manifest, (layout, attempt), t)
+            }
             Work::FlushAbort { key, attempt } => {
                 self.prefix.check(self.now).map_err(plain)?;
                 self.prefix.abort(key, attempt);
@@ -222,6 +226,11 @@ impl World {
             Work::WriteIndex(record) => {
                 self.prefix.write_index(self.now, &record).map_err(plain)?;
                 self.judge_indexed(&record);
+                Ok(Some(done()))
+            }
+            Work::Prune { keep, .. } => {
+                self.prefix.check(self.now).map_err(plain)?;
+                self.prune(keep);
                 Ok(Some(done()))
             }
             Work::Forget { key, .. } => {
@@ -350,17 +359,36 @@ impl World {
         TaskResult::Fetched(Box::new(m))
     }
 
+    /// Deletes what is not kept; the judge counts for himself.
+    fn prune(&mut self, keep: stanchion_core::retention::Keep) {
+        let records: Vec<_> = self.prefix.index.values().cloned().collect();
+        for key in
+            stanchion_core::retention::doomed(&records, &Default::default(), keep, self.sc.bugs)
+        {
+            self.prefix.delete(key);
+            self.judge_pruned(key, &records);
+        }
+    }
+
     /// One file under its temporary name, verified as it is read (FM-F9); at last the manifest.
     fn flush_prepare(
         &mut self,
         id: AgentId,
         m: &Arc<Manifest>,
-        attempt: u32,
+        (layout, attempt): (Layout, u32),
         t: &mut Running,
     ) -> Step {
         self.prefix.check(self.now).map_err(plain)?;
         let Some(f) = m.files.get(t.next) else {
-            self.prefix.slots.insert((m.key, m.slot), (**m).clone());
+            match layout {
+                Layout::Files => {
+                    self.prefix.slots.insert((m.key, m.slot), (**m).clone());
+                }
+                Layout::Containers => {
+                    let bytes = t.got.drain(..).map(|(_, bytes)| bytes).collect();
+                    self.prefix.containers.insert((m.key, attempt, m.slot), ((**m).clone(), bytes));
+                }
+            }
             return Ok(Some(done()));
         };
         t.next += 1;
@@ -372,12 +400,25 @@ impl World {
         if entry(f.rank, &f.path, bytes, m.chunk_bytes) != *f {
             return Err(trouble(Cause::Damaged));
         }
-        self.prefix.tmp.insert((m.key, attempt, f.path.clone()), bytes.clone());
+        match layout {
+            Layout::Files => {
+                self.prefix.tmp.insert((m.key, attempt, f.path.clone()), bytes.clone());
+            }
+            Layout::Containers => t.got.push((t.next, bytes.clone())),
+        }
         Ok(None)
     }
 
     /// One file renamed.
-    fn flush_publish(&mut self, m: &Arc<Manifest>, attempt: u32, t: &mut Running) -> Step {
+    fn flush_publish(
+        &mut self,
+        m: &Arc<Manifest>,
+        (layout, attempt): (Layout, u32),
+        t: &mut Running,
+    ) -> Step {
+        if layout == Layout::Containers {
+            return Ok(Some(done()));
+        }
         self.prefix.check(self.now).map_err(plain)?;
         if let Some(f) = m.files.get(t.next) {
             t.next += 1;

@@ -44,6 +44,7 @@ pub(super) fn class(work: &Work) -> Class {
         | Work::FlushPublish { .. }
         | Work::FlushAbort { .. }
         | Work::FlushIntend { .. }
+        | Work::Prune { .. }
         | Work::WriteIndex(_)
         | Work::Forget { .. }
         | Work::Remember(_) => Class::Low,
@@ -57,7 +58,8 @@ pub(super) fn key(work: &Work) -> Key {
         | Work::Stat { key, .. }
         | Work::Digest { key, .. }
         | Work::Encode { key, .. }
-        | Work::FlushAbort { key, .. } => *key,
+        | Work::FlushAbort { key, .. }
+        | Work::Prune { key, .. } => *key,
         Work::Forget { key, .. } => key.unwrap_or_default(),
         Work::Verify(m)
         | Work::Rebuild { manifest: m, .. }

@@ -4,6 +4,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use stanchion_core::api::{ChunkSource, TaskResult, Work};
+use stanchion_core::bugs::Bugs;
+use stanchion_core::retention;
 use stanchion_format::ids::{AgentId, Key, SlotId, StripeId};
 use stanchion_format::manifest::Manifest;
 use stanchion_format::peer::{Cause, Times, Trouble};
@@ -119,12 +121,13 @@ impl Tools {
                 let manifest = prefix.fetch(&self.cache, &info, slot, &ranks, cancelled)?;
                 return Ok(TaskResult::Fetched(Box::new(manifest)));
             }
-            Work::FlushPrepare { manifest, attempt } => {
-                self.prefix.get()?.flush_prepare(&self.cache, &manifest, attempt, cancelled)?;
+            Work::FlushPrepare { manifest, layout, attempt } => {
+                let how = (layout, attempt);
+                self.prefix.get()?.flush_prepare(&self.cache, &manifest, how, cancelled)?;
                 times.storage_us = micros(start);
             }
-            Work::FlushPublish { manifest, attempt } => {
-                self.prefix.get()?.flush_publish(&manifest, attempt, cancelled)?;
+            Work::FlushPublish { manifest, layout, attempt } => {
+                self.prefix.get()?.flush_publish(&manifest, (layout, attempt), cancelled)?;
                 times.storage_us = micros(start);
             }
             Work::FlushAbort { key, attempt } => self.prefix.get()?.flush_abort(key, attempt),
@@ -135,6 +138,16 @@ impl Tools {
             Work::WriteIndex(record) => {
                 self.prefix.get()?.write_index(&record)?;
                 times.storage_us = micros(start);
+            }
+            Work::Prune { keep, .. } => {
+                let prefix = self.prefix.get()?;
+                let doomed = retention::doomed(
+                    &prefix.read_index()?.0,
+                    &prefix.pins()?,
+                    keep,
+                    Bugs::default(),
+                );
+                doomed.into_iter().try_for_each(|key| prefix.delete(key))?;
             }
             Work::Forget { key, name, delete } => self.forget(key, &name, delete)?,
             Work::Remember(holding) => self.cache.remember(&holding)?,

@@ -124,6 +124,7 @@ fn plan(args: &RunArgs) -> Result<Plan, Failed> {
         ("scheme", args.scheme.clone()),
         ("set_size", args.set_size.clone()),
         ("flush_every", args.flush_every.clone()),
+        ("flush_layout", args.layout.clone()),
         ("runs_max", args.runs_max.clone()),
         ("retries_max", args.retries_max.clone()),
         ("job_name", args.name.clone()),

@@ -213,6 +213,7 @@ mod tests {
             info: info(key),
             unix_s: 0,
             slots: Vec::new(),
+            containers: None,
             times: None,
             crc: Crc(0),
         }

@@ -5,7 +5,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::Value;
 use stanchion_format::checksum::Crc;
 use stanchion_format::ids::{Ancestry, DatasetNo, Epoch, Incarnation, Key, RankId, SlotId};
-use stanchion_format::index::{INDEX_VERSION, IndexRecord};
+use stanchion_format::index::{INDEX_VERSION, IndexRecord, Layout};
 use stanchion_format::layout::{Scheme, Sets};
 use stanchion_format::manifest::{FileDecl, Manifest};
 use stanchion_format::peer::{DatasetInfo, RankRange, Times};
@@ -304,8 +304,8 @@ pub fn dataset(prefix: &Path, scratch: &Path, no: u64, name: &str, flags: u32) -
             decls.push(FileDecl { rank, path, bytes: data.len() as u64 });
         }
         let manifest = cache.digest(key, slot, CHUNK, &decls, &|| false).unwrap();
-        prefix.flush_prepare(&cache, &manifest, 1, &|| false).unwrap();
-        prefix.flush_publish(&manifest, 1, &|| false).unwrap();
+        prefix.flush_prepare(&cache, &manifest, (Layout::Files, 1), &|| false).unwrap();
+        prefix.flush_publish(&manifest, (Layout::Files, 1), &|| false).unwrap();
         manifests.push(manifest);
     }
     prefix.write_index(&record(epoch, job, key, name, flags, &manifests)).unwrap();
@@ -340,10 +340,16 @@ fn record(
         job,
         epoch,
         inc: key.inc,
-        ancestry: Ancestry::default(),
+        // Each goes on from the one before.
+        ancestry: Ancestry(
+            (1..epoch.0)
+                .map(|e| (Incarnation { epoch: Epoch(e), count: 1 }, DatasetNo(key.no.0 - 1)))
+                .collect(),
+        ),
         info,
         unix_s: 1_709_210_096,
         slots,
+        containers: None,
         times: Some(Times { copy_us: 7, ..Times::default() }),
         crc: Crc(0),
     }

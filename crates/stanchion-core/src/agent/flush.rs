@@ -5,7 +5,7 @@ use crate::api::{Millis, TaskResult, Work};
 use crate::bugs::Bug;
 use stanchion_format::checksum::Crc;
 use stanchion_format::ids::{Incarnation, Key, Level, PeerId, SlotId};
-use stanchion_format::index::{INDEX_VERSION, IndexRecord};
+use stanchion_format::index::{INDEX_VERSION, IndexRecord, Layout};
 use stanchion_format::manifest::Manifest;
 use stanchion_format::peer::{Cause, CollId, Contrib, Msg, Record, Report, Times, Trouble};
 use std::collections::{BTreeSet, VecDeque};
@@ -123,12 +123,15 @@ impl Agent {
             dataset.flush.trouble.get_or_insert(Trouble::new(Cause::Missing).slot(slot));
             return false;
         }
+        let layout = self.flush_layout();
+        let Some(dataset) = self.datasets.get_mut(&key) else { return false };
         let Some(manifest) = dataset.manifests.get(&slot).cloned() else {
             // The digest is still to come, or was never started: a flush does not wait for protection.
             self.digest(key, slot);
             return false;
         };
-        if step == Step::Prepare && self.replaced(key, &manifest) {
+        let replaces = layout == Layout::Files && step == Step::Prepare;
+        if replaces && self.replaced(key, &manifest) {
             // FM-S10: what the application itself has overwritten must not come back over it.
             let trouble = Trouble::new(Cause::SamePath).slot(slot);
             if let Some(dataset) = self.datasets.get_mut(&key) {
@@ -143,11 +146,18 @@ impl Agent {
             _ => part.flush = Some((attempt, step, false)),
         }
         let work = match step {
-            Step::Prepare => Work::FlushPrepare { manifest, attempt },
-            Step::Publish => Work::FlushPublish { manifest, attempt },
+            Step::Prepare => Work::FlushPrepare { manifest, layout, attempt },
+            Step::Publish => Work::FlushPublish { manifest, layout, attempt },
         };
         self.run(TaskFor::Flush(key, slot, attempt, step), work);
         false
+    }
+
+    fn flush_layout(&self) -> Layout {
+        match self.settings().text("flush_layout") {
+            "containers" => Layout::Containers,
+            _ => Layout::Files,
+        }
     }
 
     /// Is there a file of this manifest in the prefix in a newer version?
@@ -273,7 +283,7 @@ impl Agent {
         }
         self.answer_coll(id, stanchion_format::peer::Verdict::Ok);
         let record = match all.trouble {
-            None => self.index_record(key, all.slots),
+            None => self.index_record(key, attempt, all.slots),
             Some(trouble) => Err(trouble),
         };
         match record {
@@ -368,7 +378,7 @@ impl Agent {
     }
 
     fn write_index(&mut self, key: Key, attempt: u32, slots: Vec<(SlotId, Crc)>) {
-        match self.index_record(key, slots) {
+        match self.index_record(key, attempt, slots) {
             Ok(record) => self.run(TaskFor::Index(key, attempt), Work::WriteIndex(record)),
             Err(trouble) => self.abort_flush(key, attempt, trouble),
         }
@@ -378,6 +388,7 @@ impl Agent {
     fn index_record(
         &self,
         key: Key,
+        attempt: u32,
         mut slots: Vec<(SlotId, Crc)>,
     ) -> Result<Box<IndexRecord>, Trouble> {
         let missing = || Trouble::new(Cause::Missing);
@@ -389,6 +400,10 @@ impl Agent {
             return Err(missing());
         }
         let dataset = self.datasets.get(&key).ok_or_else(missing)?;
+        let named = match self.bug(Bug::NameFirstAttempt) {
+            true => attempt_number(view.plan.inc, 1),
+            false => attempt,
+        };
         let record = IndexRecord {
             version: INDEX_VERSION,
             job: self.cfg.job,
@@ -398,6 +413,7 @@ impl Agent {
             info: dataset.info.clone(),
             unix_s: self.now.unix_s,
             slots,
+            containers: (self.flush_layout() == Layout::Containers).then_some(named),
             times: Some(dataset.times),
             crc: Crc(0),
         };

@@ -659,6 +659,13 @@ impl Agent {
         if level == Level::Protected {
             self.flush_if_due(key);
         }
+        let (last, every) =
+            (self.settings().number("keep_last"), self.settings().number("keep_every"));
+        if level == Level::Persistent && self.root.is_some() && last > 0 {
+            // What it cannot delete now the next one does.
+            let keep = crate::retention::Keep { last, every };
+            self.run(super::TaskFor::Nothing, crate::api::Work::Prune { key, keep });
+        }
     }
 
     pub(super) fn root_forgotten(&mut self, key: Key) {

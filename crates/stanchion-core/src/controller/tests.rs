@@ -233,6 +233,7 @@ fn what_is_not_in_the_prefix_any_more_is_not_persistent() {
         info: DatasetInfo { key: Key { no: DatasetNo(no), inc: INC }, flags: 0, ..info.clone() },
         unix_s: 0,
         slots: Vec::new(),
+        containers: None,
         times: None,
         crc: stanchion_format::checksum::Crc(0),
     };

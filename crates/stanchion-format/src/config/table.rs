@@ -213,6 +213,32 @@ pub const SETTINGS: &[Setting] = &[
         "Every so manieth checkpoint goes to the prefix, behind the application; 0: none.",
     ),
     row(
+        "flush_layout",
+        None,
+        "files",
+        Unit::Word(&["files", "containers"]),
+        Scope::Job,
+        "What a dataset is in the prefix: the application's own files under their names, or one container for each node, \
+         which `stanchion export` turns into files.",
+    ),
+    row(
+        "keep_last",
+        None,
+        "0",
+        Unit::Count,
+        Scope::Live,
+        "Checkpoints to keep in the prefix: when another one is there, older ones are deleted; 0: all. Outputs and pinned ones \
+         (`stanchion pin`) stay.",
+    ),
+    row(
+        "keep_every",
+        None,
+        "0",
+        Unit::Count,
+        Scope::Live,
+        "With keep_last: checkpoints whose number is a multiple of this stay for ever; 0: none.",
+    ),
+    row(
         "flush_at_end",
         None,
         "1",

@@ -6,14 +6,13 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use stanchion_format::checksum::crc64;
 use stanchion_format::ids::{Key, SlotId};
-use stanchion_format::index::{DIR, INDEX_VERSION, SlotFile};
+use stanchion_format::index::{DIR, INDEX_VERSION, Layout, SlotFile};
 use stanchion_format::limits;
 use stanchion_format::manifest::{FileEntry, Manifest, pieces};
 use stanchion_format::peer::{Cause, Trouble};
 
-use super::{
-    Prefix, attempt_dir, blocks, json, new_name, parse_attempt_dir, record_file, slot_file,
-};
+use super::place::new_name;
+use super::{Prefix, attempt_dir, blocks, json, parse_attempt_dir, record_file, slot_file};
 use crate::cache::{Cache, cancelled};
 use crate::fs::{self, Handle, How, Kind};
 use crate::trouble::At;
@@ -47,23 +46,29 @@ impl Prefix {
         &self,
         cache: &Cache,
         m: &Manifest,
-        attempt: u32,
+        (layout, attempt): (Layout, u32),
         cancel: &dyn Fn() -> bool,
     ) -> Result<(), Trouble> {
-        self.prepare(cache, m, attempt, cancel).map_err(|t| t.slot(m.slot))
+        let prepare = || {
+            self.writable()?;
+            m.check().map_err(|_| Trouble::new(Cause::Malformed))?;
+            self.refuse_collisions(m)?;
+            self.refuse_other_content(m)?;
+            match layout {
+                Layout::Files => self.prepare_files(cache, m, attempt, cancel),
+                Layout::Containers => self.container_write(cache, m, attempt, cancel),
+            }
+        };
+        prepare().map_err(|t| t.slot(m.slot))
     }
 
-    fn prepare(
+    fn prepare_files(
         &self,
         cache: &Cache,
         m: &Manifest,
         attempt: u32,
         cancel: &dyn Fn() -> bool,
     ) -> Result<(), Trouble> {
-        self.writable()?;
-        m.check().map_err(|_| Trouble::new(Cause::Malformed))?;
-        self.refuse_collisions(m)?;
-        self.refuse_other_content(m)?;
         self.remove_other_attempts(m, attempt)?;
         self.withdraw_intent(m.key, attempt)?;
         if self.fs.free().at(DIR)?.is_some_and(|free| m.bytes() > free) {
@@ -150,7 +155,7 @@ impl Prefix {
         fs::make_dirs(&*self.fs, Path::new(&dir), 0o700).at(dir.as_str())?;
         let text: Vec<&str> = m.files.iter().map(|f| f.path.as_str()).collect();
         let file = claim_file(m.key, attempt, m.slot);
-        let new = format!("{dir}/{}", new_name()?);
+        let new = format!("{dir}/{}", new_name().at(dir.as_str())?);
         let write = || {
             let handle = self.fs.open(Path::new(&new), How::CreateNew(0o600))?;
             fs::write_all(&*handle, text.join("\n").as_bytes(), 0)?;
@@ -267,7 +272,8 @@ impl Prefix {
         fs::make_dirs(&*self.fs, &dir, 0o700).at(file.as_str())?;
         self.put(&file, &bytes)?;
         // The directory's own name, whoever made it.
-        self.sync_parent(&dir.display().to_string())
+        let above = dir.parent().unwrap_or(Path::new(DIR));
+        self.fs.sync_dir(above).at(above.display().to_string())
     }
 
     /// Could a file of this path be put in its place? Asked before the copy, not after it.
@@ -296,10 +302,15 @@ impl Prefix {
     pub fn flush_publish(
         &self,
         m: &Manifest,
-        attempt: u32,
+        (layout, attempt): (Layout, u32),
         cancel: &dyn Fn() -> bool,
     ) -> Result<(), Trouble> {
-        self.publish(m, attempt, false, cancel).map_err(|t| t.slot(m.slot))
+        let published = match layout {
+            Layout::Files => self.publish(m, attempt, false, cancel),
+            // It has its name from the beginning; nobody looks there before the record does.
+            Layout::Containers => Ok(()),
+        };
+        published.map_err(|t| t.slot(m.slot))
     }
 
     /// `completing`: it was left by others, and nobody has overtaken it.
@@ -369,7 +380,7 @@ impl Prefix {
         }
         // What another slot has withdrawn may not be durable yet.
         let index = format!("{DIR}/index");
-        self.fs.sync_dir(Path::new(&index)).at(index)
+        self.place.settle(&index).at(index)
     }
 
     fn put_in_its_place(

@@ -39,6 +39,10 @@ impl Prefix {
         }
         // FM-S11: agents that were cut off, or slept, while the job was led on without them.
         self.not_led_past(rec).map_err(|t| t.file(file.as_str()))?;
+        if rec.containers.is_some() {
+            // Nothing is replaced, so nothing is to be completed: until it has its record, the one before is whole.
+            return Ok(());
+        }
         let dir = claims_dir(rec.info.key, attempt);
         fs::make_dirs(&*self.fs, Path::new(&dir), 0o700).at(dir.as_str())?;
         self.put(&file, &json(rec))?;
@@ -55,7 +59,7 @@ impl Prefix {
         self.writable()?;
         // A record that is there need not be durable: whoever wrote it may have died before it was.
         let index = format!("{DIR}/index");
-        self.fs.sync_dir(Path::new(&index)).at(index)?;
+        self.place.settle(&index).at(index)?;
         let mut intents = self.intents()?;
         intents.sort_by_key(|(key, attempt, _)| (*key, *attempt));
         let mut completed = Vec::new();
@@ -77,13 +81,12 @@ impl Prefix {
             return Ok(());
         }
         let file = intent_file(key, attempt);
-        fs::gone_is_fine(self.fs.unlink(Path::new(&file))).at(file.as_str())?;
-        self.sync_parent(&file)
+        self.place.remove(&file).at(file)
     }
 
     /// Did this attempt come so far that it may be completed?
     pub(super) fn intended(&self, key: Key, attempt: u32) -> bool {
-        self.fs.stat(Path::new(&intent_file(key, attempt))).is_ok()
+        self.place.is_there(&intent_file(key, attempt)).unwrap_or(false)
     }
 
     /// What all attempts that came so far are going to vouch for.
@@ -101,8 +104,7 @@ impl Prefix {
     /// What an attempt was going to vouch for; `None` if it did not come so far.
     pub(super) fn intent(&self, key: Key, attempt: u32) -> Result<Option<IndexRecord>, Trouble> {
         let file = intent_file(key, attempt);
-        let bytes = match fs::read_small(&*self.fs, Path::new(&file), limits::INDEX_FILE_BYTES_MAX)
-        {
+        let bytes = match self.place.read(&file, limits::INDEX_FILE_BYTES_MAX) {
             Err(Errno::NOENT | Errno::NOTDIR | Errno::FBIG) => return Ok(None),
             other => other.at(file)?,
         };
@@ -148,14 +150,11 @@ impl Prefix {
         Ok(())
     }
 
-    /// The dataset has its record, or shall have none: no attempt is of use any more.
-    pub(super) fn forget_attempts(&self, key: Key) {
+    /// Attempts that have files under temporary names.
+    pub(super) fn staged_attempts(&self, key: Key) -> Vec<u32> {
         let names = self.names(&format!("{DIR}/tmp")).unwrap_or_default();
-        for (_, attempt) in
-            names.iter().filter_map(|n| parse_attempt_dir(n)).filter(|(k, _)| *k == key)
-        {
-            self.flush_abort(key, attempt);
-        }
+        let attempts = names.iter().filter_map(|n| parse_attempt_dir(n));
+        attempts.filter(|(k, _)| *k == key).map(|(_, attempt)| attempt).collect()
     }
 }
 

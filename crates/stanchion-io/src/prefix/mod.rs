@@ -12,14 +12,20 @@ use stanchion_format::ids::{Epoch, JobId, Key, SlotId};
 use stanchion_format::index::{DIR, JobFile, key_dir};
 use stanchion_format::peer::{Cause, Trouble};
 
-use crate::fs::{self, Fs, How, Kind, PosixFs};
+use crate::fs::{self, Fs, Kind, PosixFs};
 use crate::trouble::At;
+pub use export::{Export, Exported};
+use place::Place;
 use vouched::PathSets;
 
+mod container;
+mod export;
 mod fetch;
 mod flush;
 mod intent;
 mod notes;
+mod pins;
+mod place;
 mod records;
 mod remove;
 mod vouched;
@@ -32,7 +38,10 @@ const NEW: &str = ".new.";
 /// The persistent directory.
 #[derive(Debug)]
 pub struct Prefix {
+    /// The application's files.
     fs: Arc<dyn Fs>,
+    /// Our own.
+    place: Arc<dyn Place>,
     root: PathBuf,
     readonly: bool,
     known: Mutex<PathSets>,
@@ -64,31 +73,13 @@ impl Prefix {
     /// The same as `open` on any file system, whose root is the prefix. `name` is for messages.
     pub fn on(fs: Arc<dyn Fs>, name: &Path) -> Result<Prefix, Trouble> {
         let prefix = Prefix::plain(fs, name);
-        prefix.make_own_dirs().map_err(|t| match t.file {
-            Some(file) => Trouble { file: Some(format!("{}/{file}", name.display())), ..t },
-            None => t.file(name.display().to_string()),
-        })?;
+        prefix.place.prepare().at(format!("{}/{DIR}", name.display()))?;
         Ok(prefix)
     }
 
     fn plain(fs: Arc<dyn Fs>, name: &Path) -> Prefix {
-        Prefix { fs, root: name.to_owned(), readonly: false, known: Mutex::default() }
-    }
-
-    fn make_own_dirs(&self) -> Result<(), Trouble> {
-        for dir in ["", "/epoch", "/data", "/index", "/tmp"] {
-            let dir = format!("{DIR}{dir}");
-            fs::make_dirs(&*self.fs, Path::new(&dir), 0o700).at(dir.as_str())?;
-        }
-        // Somebody else's `.stanchion` in a directory open to all: its records are not to be believed.
-        if self.fs.stat(Path::new(DIR)).at(DIR)?.uid != rustix::process::geteuid().as_raw() {
-            return Err(Errno::PERM).at(DIR);
-        }
-        let probe = format!("{DIR}/tmp/{}", new_name()?);
-        self.fs.open(Path::new(&probe), How::CreateNew(0o600)).at(probe.as_str())?;
-        self.fs.unlink(Path::new(&probe)).at(probe.as_str())?;
-        self.fs.sync_dir(Path::new(DIR)).at(DIR)?;
-        self.fs.sync_dir(Path::new("")).at(DIR)
+        let place = Arc::new(place::Directory(fs.clone()));
+        Prefix { fs, place, root: name.to_owned(), readonly: false, known: Mutex::default() }
     }
 
     /// Where it is.
@@ -101,8 +92,7 @@ impl Prefix {
     pub fn job(&self) -> Result<JobId, Trouble> {
         let file = format!("{DIR}/job");
         for _ in 0..2 {
-            let (damaged, found) = match fs::read_small(&*self.fs, Path::new(&file), NOTE_BYTES_MAX)
-            {
+            let (damaged, found) = match self.place.read(&file, NOTE_BYTES_MAX) {
                 Ok(bytes) => (true, JobFile::parse(&bytes)),
                 Err(Errno::NOENT) => (false, None),
                 Err(Errno::FBIG) => (true, None),
@@ -115,7 +105,7 @@ impl Prefix {
             if damaged && known.is_none() {
                 return Err(Trouble::new(Cause::Malformed).file(file));
             }
-            let job = known.map_or_else(random, |j| Ok(j.0)).map(JobId)?;
+            let job = known.map_or_else(random, |j| Ok(j.0)).map(JobId).at("getrandom")?;
             let bytes = json(&JobFile::new(job));
             if damaged {
                 self.put(&file, &bytes)?;
@@ -141,13 +131,8 @@ impl Prefix {
         loop {
             newest += 1;
             let file = format!("{dir}/{newest:010}");
-            match self.fs.open(Path::new(&file), How::CreateNew(0o600)) {
-                Err(Errno::EXIST) => {}
-                other => {
-                    other.at(file)?;
-                    self.fs.sync_dir(Path::new(&dir)).at(dir)?;
-                    return Ok(Epoch(newest));
-                }
+            if self.put_new(&file, b"")? {
+                return Ok(Epoch(newest));
             }
         }
     }
@@ -162,7 +147,7 @@ impl Prefix {
             }
         }
         // A listing may be cached by a network file system; a name is asked for anew.
-        while self.fs.stat(Path::new(&format!("{dir}/{:010}", newest + 1))).is_ok() {
+        while self.place.is_there(&format!("{dir}/{:010}", newest + 1)).unwrap_or(false) {
             newest += 1;
         }
         Ok(Epoch(newest))
@@ -176,77 +161,28 @@ impl Prefix {
 
     /// Names in one of our directories; none if it is not there. What is no text is none of ours.
     fn names(&self, dir: &str) -> Result<Vec<String>, Trouble> {
-        let entries = match self.fs.list(Path::new(dir)) {
-            Err(Errno::NOENT) => return Ok(Vec::new()),
-            other => other.at(dir)?,
-        };
-        Ok(entries.into_iter().filter_map(|e| e.name.into_string().ok()).collect())
+        self.place.names(dir).at(dir)
     }
 
     fn writable(&self) -> Result<(), Trouble> {
         if self.readonly { Err(Errno::ROFS).at(self.root.display().to_string()) } else { Ok(()) }
     }
 
-    /// A new file with these contents, durable, beside `file`.
-    fn put_beside(&self, file: &str, bytes: &[u8], mode: u32) -> Result<String, Trouble> {
-        self.writable()?;
-        let dir = file.rsplit_once('/').map_or("", |(dir, _)| dir);
-        let new = format!("{dir}/{}", new_name()?);
-        let write = || {
-            let handle = self.fs.open(Path::new(&new), How::CreateNew(mode))?;
-            fs::write_all(&*handle, bytes, 0)?;
-            handle.sync()
-        };
-        write().at(file).inspect_err(|_| self.discard(&new))?;
-        Ok(new)
-    }
-
     /// Writes a small file of ours, atomically and durably.
     fn put(&self, file: &str, bytes: &[u8]) -> Result<(), Trouble> {
-        let new = self.put_beside(file, bytes, 0o600)?;
-        self.fs
-            .rename(Path::new(&new), Path::new(file))
-            .at(file)
-            .inspect_err(|_| self.discard(&new))?;
-        self.sync_parent(file)
+        self.writable()?;
+        self.place.put(file, bytes).at(file)
     }
 
     /// The same, unless there is such a file: then `false`. Durable in both cases.
     fn put_new(&self, file: &str, bytes: &[u8]) -> Result<bool, Trouble> {
-        let new = self.put_beside(file, bytes, 0o600)?;
-        let linked = self.fs.link(Path::new(&new), Path::new(file));
-        let made = match linked {
-            Ok(()) => Ok(true),
-            Err(Errno::EXIST) => Ok(false),
-            // No hard links here. What is written under its own name may be seen torn after a crash;
-            // its checksum tells.
-            Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => self.put_in_place(file, bytes),
-            Err(e) => Err(e),
-        };
-        self.discard(&new);
-        let made = made.at(file)?;
-        self.sync_parent(file)?;
-        Ok(made)
-    }
-
-    fn put_in_place(&self, file: &str, bytes: &[u8]) -> fs::Result<bool> {
-        let handle = match self.fs.open(Path::new(file), How::CreateNew(0o600)) {
-            Err(Errno::EXIST) => return Ok(false),
-            other => other?,
-        };
-        let written = fs::write_all(&*handle, bytes, 0).and_then(|()| handle.sync());
-        written.inspect_err(|_| self.discard(file))?;
-        Ok(true)
-    }
-
-    fn sync_parent(&self, file: &str) -> Result<(), Trouble> {
-        let dir = Path::new(file).parent().unwrap_or(Path::new(""));
-        self.fs.sync_dir(dir).at(file)
+        self.writable()?;
+        self.place.put_new(file, bytes).at(file)
     }
 
     /// Removes a file that nobody will miss; [`Prefix::sweep`] finds it otherwise.
     fn discard(&self, file: &str) {
-        if let Err(e) = fs::gone_is_fine(self.fs.unlink(Path::new(file))) {
+        if let Err(e) = self.place.remove(file) {
             tracing::debug!(%file, "left behind: {e}");
         }
     }
@@ -259,20 +195,14 @@ fn json<T: serde::Serialize>(value: &T) -> Vec<u8> {
 }
 
 /// A random number that is not 0.
-fn random() -> Result<u64, Trouble> {
+fn random() -> fs::Result<u64> {
     let mut bytes = [0u8; 8];
     let mut have = 0;
     while have < bytes.len() {
         let flags = rustix::rand::GetRandomFlags::empty();
-        have += rustix::io::retry_on_intr(|| rustix::rand::getrandom(&mut bytes[have..], flags))
-            .at("getrandom")?;
+        have += rustix::io::retry_on_intr(|| rustix::rand::getrandom(&mut bytes[have..], flags))?;
     }
     Ok(u64::from_le_bytes(bytes).max(1))
-}
-
-/// A name that nobody else takes.
-fn new_name() -> Result<String, Trouble> {
-    Ok(format!("{NEW}{:016x}", random()?))
 }
 
 /// A file name of digits only.

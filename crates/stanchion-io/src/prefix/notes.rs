@@ -1,20 +1,17 @@
 //! Small files with which processes leave word for each other.
 
-use std::path::Path;
-
 use rustix::io::Errno;
 use serde::de::DeserializeOwned;
 use stanchion_format::index::{DIR, HaltFile, LeaseFile};
 use stanchion_format::peer::{Cause, Trouble};
 
 use super::{NOTE_BYTES_MAX, Prefix, json};
-use crate::fs;
 use crate::trouble::At;
 
 impl Prefix {
     fn read_note<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Trouble> {
         let file = format!("{DIR}/{name}");
-        let bytes = match fs::read_small(&*self.fs, Path::new(&file), NOTE_BYTES_MAX) {
+        let bytes = match self.place.read(&file, NOTE_BYTES_MAX) {
             Err(Errno::NOENT) => return Ok(None),
             other => other.at(file.as_str())?,
         };
@@ -25,8 +22,7 @@ impl Prefix {
     fn remove_note(&self, name: &str) -> Result<(), Trouble> {
         self.writable()?;
         let file = format!("{DIR}/{name}");
-        fs::gone_is_fine(self.fs.unlink(Path::new(&file))).at(file.as_str())?;
-        self.sync_parent(&file)
+        self.place.remove(&file).at(file)
     }
 
     /// What `stanchion halt` wants, if anything.

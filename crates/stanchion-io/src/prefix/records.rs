@@ -1,7 +1,5 @@
 //! The index: which datasets are complete in the prefix.
 
-use std::path::Path;
-
 use rustix::io::Errno;
 use stanchion_format::ids::{Key, SlotId};
 use stanchion_format::index::{DIR, IndexRecord, SlotFile};
@@ -10,7 +8,6 @@ use stanchion_format::peer::{Cause, DatasetInfo, Trouble};
 use stanchion_format::{limits, name};
 
 use super::{BadRecord, Prefix, json, record_file, slot_file};
-use crate::fs;
 use crate::trouble::At;
 
 impl Prefix {
@@ -35,7 +32,7 @@ impl Prefix {
     /// Records of another job than the newest one's were put here by mistake.
     fn part_strangers(&self, good: &mut Vec<IndexRecord>, bad: &mut Vec<BadRecord>) {
         let file = format!("{DIR}/job");
-        let written = fs::read_small(&*self.fs, Path::new(&file), super::NOTE_BYTES_MAX).ok();
+        let written = self.place.read(&file, super::NOTE_BYTES_MAX).ok();
         let job = written.and_then(|b| stanchion_format::index::JobFile::parse(&b)).map(|f| f.job);
         let Some(job) = job.or(good.last().map(|r| r.job)) else { return };
         good.retain(|record| {
@@ -59,8 +56,7 @@ impl Prefix {
     /// The record in the file of this name; `None` if it has just been withdrawn.
     pub(super) fn read_record(&self, name: &str) -> Result<Option<IndexRecord>, Trouble> {
         let file = format!("{DIR}/index/{name}");
-        let bytes = match fs::read_small(&*self.fs, Path::new(&file), limits::INDEX_FILE_BYTES_MAX)
-        {
+        let bytes = match self.place.read(&file, limits::INDEX_FILE_BYTES_MAX) {
             Err(Errno::NOENT) => return Ok(None),
             other => other.at(file.as_str())?,
         };
@@ -76,12 +72,14 @@ impl Prefix {
 
     /// One slot's manifest, verified against the record.
     pub fn read_slot(&self, rec: &IndexRecord, slot: SlotId) -> Result<Manifest, Trouble> {
+        if let Some(attempt) = rec.containers {
+            return Ok(self.container(rec, attempt, slot)?.into_manifest());
+        }
         let file = slot_file(rec.info.key, slot);
         let malformed = || Trouble::new(Cause::Malformed).slot(slot).file(&file);
         let want = rec.slots.iter().find(|(s, _)| *s == slot).ok_or_else(malformed)?.1;
-        let bytes = fs::read_small(&*self.fs, Path::new(&file), limits::INDEX_FILE_BYTES_MAX)
-            .at(file.as_str())
-            .map_err(|t| t.slot(slot))?;
+        let bytes = self.place.read(&file, limits::INDEX_FILE_BYTES_MAX);
+        let bytes = bytes.at(file.as_str()).map_err(|t| t.slot(slot))?;
         let manifest = SlotFile::parse(&bytes).ok_or_else(malformed)?.manifest;
         let right = manifest.key == rec.info.key
             && manifest.slot == slot
@@ -133,13 +131,36 @@ impl Prefix {
         Ok(())
     }
 
+    /// The attempt whose containers the dataset's record vouches for, if it has one.
+    fn recorded_attempt(&self, key: Key) -> Result<Option<u32>, Trouble> {
+        Ok(self.record(key)?.and_then(|rec| rec.containers))
+    }
+
+    /// The dataset has its record, or shall have none: no other attempt is of use any more.
+    pub(super) fn forget_attempts(&self, key: Key) {
+        for attempt in self.staged_attempts(key) {
+            self.staged_abort(key, attempt);
+        }
+        match self.recorded_attempt(key) {
+            Ok(keep) => self.forget_containers(key, keep),
+            Err(trouble) => tracing::debug!(?trouble, "containers stay until they are swept"),
+        }
+    }
+
+    /// Removes what an attempt wrote under names that nobody reads. What cannot be removed is logged and swept later.
+    pub fn flush_abort(&self, key: Key, attempt: u32) {
+        self.staged_abort(key, attempt);
+        // A record that came late, behind a deadline, counts all the same.
+        if self.recorded_attempt(key).is_ok_and(|recorded| recorded != Some(attempt)) {
+            self.container_abort(key, attempt);
+        }
+    }
+
     /// Makes the record disappear, durably. The files stay.
     pub fn withdraw(&self, key: Key) -> Result<(), Trouble> {
         self.writable()?;
         let file = record_file(key);
-        fs::gone_is_fine(self.fs.unlink(Path::new(&file))).at(file.as_str())?;
-        // Even if somebody else unlinked it: that may not be durable yet.
-        self.sync_parent(&file)?;
+        self.place.remove(&file).at(file)?;
         self.forget_attempts(key);
         Ok(())
     }

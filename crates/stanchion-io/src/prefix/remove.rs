@@ -15,9 +15,10 @@ use crate::trouble::At;
 
 impl Prefix {
     /// Withdraws the record, then removes the dataset's files, but for those that another record vouches
-    /// for or that were changed in size since. A dataset that is not there is no error.
+    /// for or that were changed in size since. A dataset that is not there is no error, one that is pinned is (`EPERM`).
     pub fn delete(&self, key: Key) -> Result<(), Trouble> {
         self.writable()?;
+        self.not_pinned(key)?;
         let manifests = self.manifests_of(key)?;
         let (mut others, _) = self.read_index()?;
         others.retain(|r| r.info.key != key);
@@ -45,7 +46,7 @@ impl Prefix {
             fs::gone_is_fine(self.fs.sync_dir(dir)).at(dir.display().to_string())?;
         }
         let data = format!("{DIR}/data/{}", key_dir(key));
-        fs::remove_tree(&*self.fs, Path::new(&data)).at(data)
+        self.place.remove_tree(&data).at(data)
     }
 
     /// All manifests of a dataset that can be read, recorded or not.
@@ -54,7 +55,7 @@ impl Prefix {
         let mut manifests = Vec::new();
         for name in self.names(&dir)?.iter().filter(|n| n.starts_with("slot.")) {
             let file = format!("{dir}/{name}");
-            let bytes = fs::read_small(&*self.fs, Path::new(&file), limits::INDEX_FILE_BYTES_MAX);
+            let bytes = self.place.read(&file, limits::INDEX_FILE_BYTES_MAX);
             match bytes.at(file) {
                 Err(Trouble { cause: Cause::Missing, .. }) => {}
                 Err(trouble) => return Err(trouble),
@@ -74,14 +75,17 @@ impl Prefix {
         for name in self.names(&tmp)? {
             if parse_attempt_dir(&name).is_none_or(|attempt| !keep.contains(&attempt)) {
                 let path = format!("{tmp}/{name}");
-                fs::remove_tree(&*self.fs, Path::new(&path)).at(path)?;
+                self.place.remove_tree(&path).at(path)?;
             }
         }
-        for dir in [DIR.to_owned(), format!("{DIR}/index")] {
+        for dir in
+            [DIR.to_owned(), format!("{DIR}/index"), format!("{DIR}/epoch"), format!("{DIR}/pins")]
+        {
             for name in self.names(&dir)?.iter().filter(|n| n.starts_with(NEW)) {
                 self.discard(&format!("{dir}/{name}"));
             }
         }
+        self.sweep_containers(keep);
         let mut wanted: HashSet<String> = keep.iter().map(|(key, _)| key_dir(*key)).collect();
         // By name only: a damaged record's manifests may still help a person.
         wanted.extend(self.record_names()?.iter().map(|n| n.trim_end_matches(".json").to_owned()));
@@ -89,16 +93,26 @@ impl Prefix {
         for name in self.names(&data)? {
             if parse_key_dir(&name).is_some() && !wanted.contains(&name) {
                 let path = format!("{data}/{name}");
-                fs::remove_tree(&*self.fs, Path::new(&path)).at(path)?;
+                self.place.remove_tree(&path).at(path)?;
             }
         }
         Ok(())
     }
 
-    /// Removes the temporary names of an attempt. What cannot be removed is logged and swept later.
-    pub fn flush_abort(&self, key: Key, attempt: u32) {
+    /// Removes containers that no record vouches for. Where a record cannot be read they stay.
+    fn sweep_containers(&self, keep: &[(Key, u32)]) {
+        let names = self.names(&format!("{DIR}/data")).unwrap_or_default();
+        for key in names.iter().filter_map(|name| parse_key_dir(name)) {
+            if !keep.iter().any(|(k, _)| *k == key) && !self.container_attempts(key).is_empty() {
+                self.forget_attempts(key);
+            }
+        }
+    }
+
+    /// Removes the temporary names of an attempt.
+    pub(super) fn staged_abort(&self, key: Key, attempt: u32) {
         let dir = attempt_dir(key, attempt);
-        if let Err(e) = fs::remove_tree(&*self.fs, Path::new(&dir)) {
+        if let Err(e) = self.place.remove_tree(&dir) {
             tracing::warn!(%dir, "cannot remove the leftovers of a flush: {e}");
         }
     }

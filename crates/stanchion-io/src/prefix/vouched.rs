@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 
 use stanchion_format::checksum::{Crc, crc64};
 use stanchion_format::ids::SlotId;
-use stanchion_format::index::IndexRecord;
+use stanchion_format::index::{IndexRecord, Layout};
 use stanchion_format::manifest::Manifest;
 use stanchion_format::peer::{Cause, Trouble};
 
@@ -70,6 +70,9 @@ impl Prefix {
         first: SlotId,
         paths: &BTreeSet<&str>,
     ) -> Result<bool, Trouble> {
+        if rec.layout() == Layout::Containers {
+            return Ok(false);
+        }
         let mut slots = rec.slots.clone();
         slots.sort_by_key(|(s, _)| *s != first);
         for (slot, crc) in slots {
@@ -92,7 +95,7 @@ impl Prefix {
         records: &[IndexRecord],
         path: &str,
     ) -> Result<bool, Trouble> {
-        for rec in records {
+        for rec in records.iter().filter(|rec| rec.layout() == Layout::Files) {
             for (slot, crc) in &rec.slots {
                 if self.path_set(rec, *slot, *crc)?.binary_search(&hash(path)).is_ok() {
                     return Ok(true);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use stanchion_format::checksum::Crc;
 use stanchion_format::ids::{Ancestry, DatasetNo, Epoch, Incarnation, JobId, Key, RankId, SlotId};
-use stanchion_format::index::{INDEX_VERSION, IndexRecord};
+use stanchion_format::index::{INDEX_VERSION, IndexRecord, Layout};
 use stanchion_format::layout::{Scheme, Sets};
 use stanchion_format::manifest::{FileDecl, Manifest};
 use stanchion_format::peer::{DatasetInfo, RankRange, Times, Trouble};
@@ -151,6 +151,7 @@ pub fn record(epoch: Epoch, job: JobId, key: Key, manifests: &[Manifest]) -> Ind
         info: info(key, manifests),
         unix_s: 1_700_000_000,
         slots: manifests.iter().map(|m| (m.slot, m.crc())).collect(),
+        containers: None,
         times: Some(Times { copy_us: 7, ..Times::default() }),
         crc: Crc(0),
     }
@@ -163,6 +164,7 @@ pub struct Dataset {
     pub files: Vec<Rank>,
     pub nodes: Vec<Node>,
     pub manifests: Vec<Manifest>,
+    pub layout: Layout,
 }
 
 impl Dataset {
@@ -174,7 +176,11 @@ impl Dataset {
         let nodes: Vec<Node> = (0..SLOTS).map(|_| Node::new(1 << 30)).collect();
         let manifests: Vec<Manifest> =
             (0..SLOTS).map(|s| nodes[s as usize].manifest(key, SlotId(s), &files)).collect();
-        Dataset { key, files, nodes, manifests }
+        Dataset { key, files, nodes, manifests, layout: Layout::Files }
+    }
+
+    pub fn in_containers(self) -> Dataset {
+        Dataset { layout: Layout::Containers, ..self }
     }
 
     /// Each rank's file of its own name.
@@ -188,24 +194,31 @@ impl Dataset {
     }
 
     pub fn record(&self, job: JobId, epoch: Epoch) -> IndexRecord {
-        record(epoch, job, self.key, &self.manifests)
+        self.record_of(job, epoch, 1)
+    }
+
+    pub fn record_of(&self, job: JobId, epoch: Epoch, attempt: u32) -> IndexRecord {
+        let containers = (self.layout == Layout::Containers).then_some(attempt);
+        IndexRecord { containers, ..record(epoch, job, self.key, &self.manifests) }.seal()
     }
 
     pub fn prepare(&self, prefix: &Prefix, attempt: u32) -> Result<(), Trouble> {
         for (node, m) in self.nodes.iter().zip(&self.manifests) {
-            prefix.flush_prepare(&node.cache, m, attempt, &go_on)?;
+            prefix.flush_prepare(&node.cache, m, (self.layout, attempt), &go_on)?;
         }
         Ok(())
     }
 
     pub fn publish(&self, prefix: &Prefix, attempt: u32) -> Result<(), Trouble> {
-        self.manifests.iter().try_for_each(|m| prefix.flush_publish(m, attempt, &go_on))
+        let how = (self.layout, attempt);
+        self.manifests.iter().try_for_each(|m| prefix.flush_publish(m, how, &go_on))
     }
 
     pub fn flush(&self, prefix: &Prefix, epoch: Epoch, attempt: u32) -> Result<(), Trouble> {
         self.prepare(prefix, attempt)?;
+        let record = self.record_of(prefix.job()?, epoch, attempt);
         self.publish(prefix, attempt)?;
-        prefix.write_index(&self.record(prefix.job()?, epoch))
+        prefix.write_index(&record)
     }
 }
 
