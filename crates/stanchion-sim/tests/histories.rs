@@ -59,6 +59,26 @@ fn nodes_without_ranks_pass_on_what_their_subtrees_ask() {
     assert_eq!(format!("{:?}", verdict.outcomes[0]), "Success { flush_trouble: None }");
 }
 
+/// Histories beyond those that are tried each time, each of which found a defect.
+const FOUND: [(u64, &str); 2] = [
+    (
+        24_092,
+        "FM-L2: sources that were cut off for a while were avoided for good, so every sum needed the rotten parity",
+    ),
+    (
+        42_211,
+        "FM-V3: the application ended while a commit was told, and the last flush was of the one before",
+    ),
+];
+
+#[test]
+fn what_was_found_once_stays_mended() {
+    for (seed, what) in FOUND {
+        let verdict = check(Scenario::new(seed), false);
+        assert!(verdict.violation.is_none(), "seed {seed}: {:?}; it was {what}", verdict.violation);
+    }
+}
+
 #[test]
 fn a_seed_is_a_history() {
     quiet_panics();

@@ -68,7 +68,9 @@ pub(super) struct RootFlush {
 
 #[derive(Debug, Default)]
 struct Finish {
-    queued: bool,
+    /// The newest checkpoint is wanted, too, not only outputs.
+    checkpoint: bool,
+    queued: BTreeSet<Key>,
     tries: u32,
     trouble: Option<Trouble>,
     done: bool,
@@ -504,28 +506,10 @@ impl Agent {
         if self.finish_waits(flush) {
             return;
         }
-        let newest = self
-            .datasets
-            .iter()
-            .rev()
-            .find(|(_, d)| d.cached && d.is_checkpoint())
-            .map(|(k, _)| *k);
-        let outputs: Vec<Key> = self
-            .datasets
-            .iter()
-            .filter(|(_, d)| d.cached && d.is_output())
-            .map(|(k, _)| *k)
-            .collect();
         let Some(root) = &mut self.root else { return };
-        let finish = root.flush.finish.get_or_insert_default();
-        if !std::mem::replace(&mut finish.queued, true) {
-            finish.persistent = None;
-            for key in outputs {
-                self.queue_flush(key);
-            }
-            if let Some(key) = newest.filter(|_| flush) {
-                self.queue_flush(key);
-            }
+        if root.flush.finish.is_none() {
+            root.flush.finish = Some(Finish { checkpoint: flush, ..Finish::default() });
+            self.queue_final();
         }
         let done = self.root.as_ref().and_then(|r| r.flush.finish.as_ref()).is_some_and(|f| f.done);
         if done {
@@ -535,15 +519,38 @@ impl Agent {
         }
     }
 
+    /// Queues what has to be in the prefix when the job ends and was not queued for that yet; false if there is nothing.
+    fn queue_final(&mut self) -> bool {
+        let Some(finish) = self.root.as_ref().and_then(|r| r.flush.finish.as_ref()) else {
+            return false;
+        };
+        let cached = || self.datasets.iter().filter(|(_, d)| d.cached);
+        let newest = cached().rev().find(|(_, d)| d.is_checkpoint()).map(|(k, _)| *k);
+        let outputs = cached().filter(|(_, d)| d.is_output()).map(|(k, _)| *k);
+        let wanted = outputs.chain(newest.filter(|_| finish.checkpoint));
+        let new: Vec<Key> = wanted.filter(|key| !finish.queued.contains(key)).collect();
+        for key in &new {
+            self.queue_flush(*key);
+        }
+        if let Some(finish) = self.root.as_mut().and_then(|r| r.flush.finish.as_mut()) {
+            finish.queued.extend(&new);
+        }
+        !new.is_empty()
+    }
+
     fn finish_if_asked(&mut self) {
+        let done = self.root.as_ref().and_then(|r| r.flush.finish.as_ref()).is_none_or(|f| f.done);
+        // The application may have ended in the midst of a commit: its record is known everywhere soon, and then it counts.
+        if done || self.records.pending() || self.queue_final() {
+            return;
+        }
         let persistent = self
             .datasets
             .iter()
             .rev()
             .find(|(_, d)| d.is_checkpoint() && d.levels.contains(&Level::Persistent))
             .map(|(k, _)| *k);
-        let Some(finish) = self.root.as_mut().and_then(|r| r.flush.finish.as_mut()) else { return };
-        if finish.queued && !finish.done {
+        if let Some(finish) = self.root.as_mut().and_then(|r| r.flush.finish.as_mut()) {
             finish.done = true;
             finish.persistent = persistent;
             self.tell_finished();

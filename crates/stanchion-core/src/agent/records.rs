@@ -33,6 +33,11 @@ impl Records {
         self.announced
     }
 
+    /// Is there a record that not all are known to have?
+    pub(super) fn pending(&self) -> bool {
+        self.announced < self.upto
+    }
+
     pub(super) fn get(&self, n: u64) -> Option<&Record> {
         self.stored.get(&n)
     }

@@ -401,7 +401,11 @@ impl Agent {
                     // Another source may do at once.
                     _ if bugs.on(Bug::IgnoreAvoid) => {}
                     // The sum is wrong: any of its parities may be.
-                    None if trouble.cause == Cause::Damaged => b.turn += 1,
+                    // And who could not be reached, so that more parities were needed, may be back.
+                    None if trouble.cause == Cause::Damaged => {
+                        b.turn += 1;
+                        b.avoid.clear();
+                    }
                     Some(source) if !b.avoid.contains(source) => b.avoid.push(*source),
                     _ => b.avoid.clear(),
                 }
