@@ -6,10 +6,11 @@
 use stanchion_format::container::{self, BLOCK, ContainerError, Identity, Tail};
 use stanchion_format::ids::{Key, SlotId};
 use stanchion_format::index::{DIR, IndexRecord, key_dir};
-use stanchion_format::manifest::{FileEntry, Manifest, pieces};
+use stanchion_format::limits;
+use stanchion_format::manifest::{FileEntry, Manifest};
 use stanchion_format::peer::{Cause, Trouble};
-use stanchion_format::{checksum::crc64, limits};
 
+use super::fetch::verified;
 use super::place::Filling;
 use super::{Prefix, number};
 use crate::cache::{Cache, cancelled};
@@ -221,21 +222,12 @@ fn pour(
     cancel: &dyn Fn() -> bool,
 ) -> Result<(), Trouble> {
     let from = cache.manifest_file(m, entry)?;
-    for ((offset, len), crc) in pieces(entry.bytes, m.chunk_bytes).zip(&entry.chunks) {
+    verified(&*from, entry, m.chunk_bytes, buf, &mut |bytes, _| {
         if cancel() {
             return Err(cancelled());
         }
-        buf.resize(len as usize, 0);
-        let have = fs::read_full(&*from, buf, offset).at(entry.path.as_str())?;
-        if have < len as usize {
-            let size = Cause::Size { want: entry.bytes, have: offset + have as u64 };
-            return Err(Trouble::new(size).file(&entry.path));
-        }
-        if crc64(buf) != *crc {
-            return Err(Trouble::new(Cause::Damaged).file(&entry.path));
-        }
-        to.append(buf).at(file)?;
-    }
+        to.append(bytes).at(file)
+    })?;
     let padding = container::padded(entry.bytes).map_or(0, |end| (end - entry.bytes) as usize);
     to.append(&ZEROS[..padding]).at(file)
 }
