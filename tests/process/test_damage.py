@@ -14,12 +14,16 @@ from test_loss import RANKS, committed, heat, protected
 KINDS = ("flip", "truncate", "remove", "swap", "older")
 
 
-def damage(kind, victim, other, older):
-    """One kind of damage to the file `victim`; `other` of the same dataset, `older` of one before."""
+def damage(kind, victim, other, older, shift=0):
+    """One kind of damage to the file `victim`; `other` of the same dataset, `older` of one before.
+
+    `shift`: another one for each victim of a stripe. Two that lack the same bit give a third one whose sum is right.
+    """
     data = victim.read_bytes()
     os.chmod(victim, 0o600)
     if kind == "flip":
-        victim.write_bytes(data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1:])
+        at = len(data) // 2 + shift
+        victim.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1:])
     elif kind == "truncate":
         victim.write_bytes(data[:-1])
     elif kind == "remove":
@@ -64,14 +68,14 @@ def cache_damage(lab, kind, nodes, spares=0, scheme="XOR", run_args=(), program=
     pids = stop_ranks(run)
     number = newest_protected(run)
     newest = None
-    for node in nodes:
+    for shift, node in enumerate(nodes):
         agent = run.node(node)
         # What was being written when the ranks were stopped has no certificate.
         dirs = [d for d in datasets_in(agent) if int(d.name.split(".")[0]) <= number]
         mine = files_under(dirs[-1], pattern)
         newest = int(dirs[-1].name.split(".")[0])
         check(newest == number and len(dirs) >= 2, f"node {node} has {dirs}, wanted number {number}")
-        damage(kind, mine[0], mine[1], files_under(dirs[-2], pattern)[0])
+        damage(kind, mine[0], mine[1], files_under(dirs[-2], pattern)[0], shift)
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
